@@ -1,0 +1,21 @@
+"""The environments of this package; importing it registers them with Gymnasium.
+
+Runs in worker processes, so there is numpy and Gymnasium here and no torch. Entry points are
+strings: an environment's own module is imported when the environment is first made.
+"""
+
+import gymnasium
+
+
+def _register_once(env_id: str, entry_point: str, **settings: object) -> None:
+    """Register unless the id is there: a second import must not warn of an overridden entry."""
+    if env_id not in gymnasium.registry:
+        gymnasium.register(env_id, entry_point, **settings)  # type: ignore[arg-type]
+
+
+_register_once(
+    "asyncmaml/Navigation2D-v0",
+    "asyncmaml.envs.navigation:Navigation2DEnv",
+    vector_entry_point="asyncmaml.envs.navigation:Navigation2DVectorEnv",
+    max_episode_steps=100,
+)
