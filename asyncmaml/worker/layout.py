@@ -1,0 +1,146 @@
+"""The shared arrays of one worker: R rows, one block of memory without a name.
+
+The memory is an unlinked file, known by descriptor alone: it cannot be left behind, whoever dies.
+Whose turn it is to read or write is said by the messages (`asyncmaml.worker.protocol`).
+"""
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
+
+from asyncmaml.errors import UnsupportedSpaceError
+
+_ALIGNMENT = 64  # a cache line: the two sides never write to the same one
+
+
+def record_type(space: "Space[Any]", role: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype in which values of a space are carried and recorded.
+
+    Floats become float32 and integer actions int64; other observations keep their dtype.
+
+    Raises:
+        UnsupportedSpaceError: The space is none of `Box`, `Discrete`, `MultiDiscrete`.
+    """
+    if isinstance(space, Discrete):
+        return (), np.dtype(np.int64)
+    if isinstance(space, Box):
+        floating = np.issubdtype(space.dtype, np.floating)
+        return space.shape, np.dtype(np.float32) if floating else np.dtype(space.dtype)
+    if isinstance(space, MultiDiscrete) and role == "action" and len(space.shape) == 1:
+        return space.shape, np.dtype(np.int64)
+    kinds = "Box and Discrete" if role == "observation" else "Box, Discrete and MultiDiscrete"
+    message = (
+        f"the environment's {role} space is {space}; the sampler carries {kinds} {role}s: "
+        f"wrap the environment so that its {role}s are of one of these "
+        f"(gymnasium.wrappers.FlattenObservation, for one)"
+    )
+    raise UnsupportedSpaceError(message)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The views that both sides have of the block; R rows each."""
+
+    observations: NDArray[Any]
+    """What the next action answers to, shape `(R, *O)`; after a start, the first observation."""
+    last_observations: NDArray[Any]
+    """Where an episode has just ended: its true last observation, shape `(R, *O)`."""
+    actions: NDArray[Any]
+    """As the environment takes them, shape `(R, *A)`."""
+    rewards: NDArray[np.float32]
+    orders: NDArray[np.uint8]
+    outcomes: NDArray[np.uint8]
+    start_seed: NDArray[np.int64]
+    start_task: NDArray[np.int64]
+    offer_seed: NDArray[np.int64]
+    """Episodes that rows may take, in this order, when their own ends in this step."""
+    offer_task: NDArray[np.int64]
+    num_offers: NDArray[np.int64]
+    """Shape `(1,)`."""
+    taken: NDArray[np.int64]
+    """The offer that a row took; only where its outcome has NEXT."""
+    busy_seconds: NDArray[np.float64]
+    """Time spent in environments since the start, shape `(1,)`."""
+
+
+class _Spaces(Protocol):
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def observation_space(self) -> "Space[Any]": ...
+    @property
+    def action_space(self) -> "Space[Any]": ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes and dtypes of the shared arrays of one worker."""
+
+    num_rows: int
+    observation: tuple[tuple[int, ...], np.dtype[Any]]
+    action: tuple[tuple[int, ...], np.dtype[Any]]
+
+    @classmethod
+    def of(cls, rows: "_Spaces") -> "Layout":
+        """Return the layout for these rows, on either side of the pipe."""
+        return cls(
+            rows.num_rows,
+            record_type(rows.observation_space, "observation"),
+            record_type(rows.action_space, "action"),
+        )
+
+    def _fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        rows = (self.num_rows,)
+        observation = (rows + self.observation[0], self.observation[1])
+        byte, long = np.dtype(np.uint8), np.dtype(np.int64)
+        return {
+            "observations": observation,
+            "last_observations": observation,
+            "actions": (rows + self.action[0], self.action[1]),
+            "rewards": (rows, np.dtype(np.float32)),
+            "orders": (rows, byte),
+            "outcomes": (rows, byte),
+            "start_seed": (rows, long),
+            "start_task": (rows, long),
+            "offer_seed": (rows, long),
+            "offer_task": (rows, long),
+            "num_offers": ((1,), long),
+            "taken": (rows, long),
+            "busy_seconds": ((1,), np.dtype(np.float64)),
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return sum(_padded_bytes(shape, dtype) for shape, dtype in self._fields().values())
+
+    def views(self, block: mmap.mmap | bytearray) -> Arrays:
+        """Return the arrays that lie in the block."""
+        offset = 0
+        views: dict[str, NDArray[Any]] = {}
+        for name, (shape, dtype) in self._fields().items():
+            views[name] = np.ndarray(shape, dtype, block, offset)
+            offset += _padded_bytes(shape, dtype)
+        return Arrays(**views)
+
+
+def _padded_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return -(-size // _ALIGNMENT) * _ALIGNMENT or _ALIGNMENT
+
+
+def nameless_memory(num_bytes: int) -> int:
+    """Return the descriptor of new, zeroed memory that has no name in any file system."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("asyncmaml", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor

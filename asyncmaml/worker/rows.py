@@ -1,0 +1,337 @@
+"""R rows of environments, stepped one command at a time.
+
+Runs in a worker process, or in the sampler thread where there are no workers.
+
+A row is in an episode or idle. On a command each row does its order; a row whose episode ends
+takes the next offered episode at once, and its true last observation is kept apart from the
+first one of the episode that follows.
+"""
+
+import math
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmaml.envs.making import EnvMaker
+from asyncmaml.envs.rows import RowVectorEnv
+from asyncmaml.envs.tasks import has_tasks, reset_task
+from asyncmaml.worker.layout import Arrays
+from asyncmaml.worker.protocol import NO_TASK, Order, Outcome, RowFailure
+
+_STEP, _START = int(Order.STEP), int(Order.START)
+_TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
+_NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
+
+
+class Rows(ABC):
+    """What the coordinator's orders are carried out on."""
+
+    num_rows: int
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    has_tasks: bool
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, Any] = {}
+        self._failures: list[RowFailure] = []
+        self._phase = ""
+
+    def attach(self, arrays: Arrays) -> None:
+        """Work on these arrays from now on."""
+        self._arrays = arrays
+        self._floating = np.issubdtype(arrays.observations.dtype, np.floating)
+
+    def keep_task(self, number: int, task: Any) -> None:
+        """Make a task known, so that starts and offers can name it."""
+        self._tasks[number] = task
+
+    def forget_task(self, number: int) -> None:
+        """Drop a task that no episode will name again."""
+        del self._tasks[number]
+
+    def step(self) -> list[RowFailure]:
+        """Do every row's order; return the rows that failed, and why."""
+        began = time.perf_counter()
+        arrays = self._arrays
+        arrays.outcomes.fill(0)
+        self._failures = []
+        self._step()
+        self._refuse_not_finite()
+        arrays.busy_seconds[0] += time.perf_counter() - began
+        return self._failures
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Do every row's order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environments."""
+
+    def _fail(self, row: int, error: Exception, *, of_next: bool = False) -> None:
+        text = "".join(traceback.format_exception(error))
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        self._failures.append(RowFailure(row, self._phase, summary, text, of_next=of_next))
+        self._arrays.outcomes[row] |= _FAILED
+
+    def _refuse_not_finite(self) -> None:
+        """Fail the rows with a NaN or an infinity where an episode would record it."""
+        arrays = self._arrays
+        # One sum is cheaper than one test per number. It may overflow: then the rows are tested.
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(arrays.rewards.sum())
+            if self._floating:
+                total += float(arrays.observations.sum())
+                if arrays.outcomes.any():
+                    total += float(arrays.last_observations.sum())
+        if math.isfinite(total):
+            return
+        for row in np.flatnonzero(arrays.orders).tolist():
+            outcome = int(arrays.outcomes[row])
+            if outcome & _FAILED:
+                continue
+            if arrays.orders[row] == _STEP:
+                ended = outcome & (_TERMINATED | _TRUNCATED)
+                seen = (arrays.last_observations if ended else arrays.observations)[row]
+                reward = arrays.rewards[row]
+                if not (np.isfinite(seen).all() and np.isfinite(reward)):
+                    self._fail_not_finite(row, f"observation {seen} and reward {reward}")
+            if arrays.orders[row] == _START or outcome & _NEXT:
+                first = arrays.observations[row]
+                if not np.isfinite(first).all():
+                    text = f"first observation {first}"
+                    self._fail_not_finite(row, text, of_next=bool(outcome & _NEXT))
+
+    def _fail_not_finite(self, row: int, what: str, *, of_next: bool = False) -> None:
+        arrays = self._arrays
+        phase = "reset" if of_next or arrays.orders[row] == _START else "step"
+        text = f"the environment returned {what}"
+        self._failures.append(RowFailure(row, phase, text, "", not_finite=True, of_next=of_next))
+        arrays.outcomes[row] |= _FAILED
+        # Left in place they would send every later command through the slow test.
+        arrays.rewards[row] = 0
+        if of_next or not arrays.outcomes[row] & _NEXT:
+            arrays.observations[row] = 0
+        if not of_next:
+            arrays.last_observations[row] = 0
+
+
+class SingleRows(Rows):
+    """Rows of one Gymnasium environment each, made when a row is first used."""
+
+    def __init__(self, maker: EnvMaker, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+        self._maker = maker
+        self._envs: list[gymnasium.Env[Any, Any] | None] = [None] * num_rows
+        self._steps: list[Callable[[Any], Any]] = [_step_before_start] * num_rows
+        self._task_numbers = [NO_TASK] * num_rows
+        env = self._make(0)
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self.has_tasks = has_tasks(env)
+
+    def _make(self, row: int) -> gymnasium.Env[Any, Any]:
+        self._discard(row)
+        env = self._maker.make()
+        self._envs[row] = env
+        self._steps[row] = env.step
+        self._task_numbers[row] = NO_TASK
+        return env
+
+    def _discard(self, row: int) -> None:
+        env, self._envs[row] = self._envs[row], None
+        if env is not None:
+            env.close()
+
+    def _begin(self, row: int, seed: int, task_number: int) -> None:
+        env = self._envs[row]
+        # An environment's initial task is known to its constructor alone.
+        if env is None or (task_number == NO_TASK != self._task_numbers[row]):
+            self._phase = "constructor"
+            env = self._make(row)
+        if task_number != self._task_numbers[row]:
+            self._phase = "reset_task"
+            reset_task(env, self._tasks[task_number])
+            self._task_numbers[row] = task_number
+        self._phase = "reset"
+        observation, _ = env.reset(seed=seed)
+        self._write(self._arrays.observations, row, observation)
+
+    def _write(self, target: NDArray[Any], row: int, observation: Any) -> None:
+        # Assignment would broadcast a smaller shape without a word.
+        observation = np.asarray(observation)
+        if observation.shape != target.shape[1:]:
+            message = (
+                f"an observation has shape {observation.shape}, the environment's "
+                f"observation space says {target.shape[1:]}"
+            )
+            raise ValueError(message)
+        target[row] = observation
+
+    def _step(self) -> None:
+        arrays = self._arrays
+        observations, rewards, outcomes = arrays.observations, arrays.rewards, arrays.outcomes
+        shape = observations.shape[1:]
+        # Python ints are what Discrete.contains tests fastest. Arrays are copied once, since an
+        # environment may keep its action and the coordinator writes the next one here.
+        scalar = arrays.actions.ndim == 1
+        actions: Any = arrays.actions.tolist() if scalar else arrays.actions.copy()
+        steps = self._steps
+        num_offers, next_offer = int(arrays.num_offers[0]), 0
+        for row, order in enumerate(arrays.orders.tolist()):
+            if order == _STEP:
+                outcome = 0
+                try:
+                    self._phase = "step"
+                    observation, reward, terminated, truncated, _ = steps[row](actions[row])
+                    rewards[row] = reward
+                    if terminated or truncated:
+                        outcome = _TERMINATED * bool(terminated) | _TRUNCATED * bool(truncated)
+                        # Before the reset: an environment may reuse its observation's memory.
+                        self._write(arrays.last_observations, row, observation)
+                    elif observation.__class__ is np.ndarray and observation.shape == shape:
+                        observations[row] = observation
+                        continue
+                    else:
+                        self._write(observations, row, observation)
+                        continue
+                    outcomes[row] = outcome
+                    if next_offer < num_offers:
+                        arrays.taken[row] = next_offer
+                        outcomes[row] |= _NEXT
+                        seed = int(arrays.offer_seed[next_offer])
+                        task_number = int(arrays.offer_task[next_offer])
+                        next_offer += 1
+                        self._begin(row, seed, task_number)
+                except Exception as error:
+                    self._fail(row, error, of_next=bool(outcomes[row] & _NEXT))
+                    self._abandon(row)
+            elif order == _START:
+                try:
+                    self._begin(row, int(arrays.start_seed[row]), int(arrays.start_task[row]))
+                except Exception as error:
+                    self._fail(row, error)
+                    self._abandon(row)
+
+    def _abandon(self, row: int) -> None:
+        """Drop an environment that raised: what state it is in, nobody knows."""
+        with suppress(Exception):
+            self._discard(row)
+        self._envs[row] = None
+
+    def close(self) -> None:
+        """Close the environments."""
+        for row in range(self.num_rows):
+            self._abandon(row)
+
+
+def _step_before_start(action: Any) -> Any:
+    message = "a row was stepped before its first episode was started"
+    raise AssertionError(message)
+
+
+class VectorRows(Rows):
+    """All rows in one natively vectorised environment."""
+
+    def __init__(self, maker: EnvMaker, env: RowVectorEnv) -> None:
+        super().__init__()
+        self.num_rows = env.num_envs
+        self._maker = maker
+        self._env = env
+        self._task_numbers = np.full(self.num_rows, NO_TASK)
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.has_tasks = type(env).reset_task is not RowVectorEnv.reset_task
+
+    def _begin(
+        self, rows: NDArray[np.intp], seeds: NDArray[np.int64], task_numbers: NDArray[np.int64]
+    ) -> None:
+        changed = self._task_numbers[rows] != task_numbers
+        if changed.any():
+            self._phase = "reset_task"
+            for number in np.unique(task_numbers[changed]).tolist():
+                mask = np.zeros(self.num_rows, np.bool_)
+                mask[rows[task_numbers == number]] = True
+                self._env.reset_task(None if number == NO_TASK else self._tasks[number], mask)
+                self._task_numbers[mask] = number
+        self._phase = "reset"
+        mask = np.zeros(self.num_rows, np.bool_)
+        mask[rows] = True
+        all_seeds: list[int | None] = [None] * self.num_rows
+        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+            all_seeds[row] = seed
+        observations, _ = self._env.reset(seed=all_seeds, options={"reset_mask": mask})
+        self._arrays.observations[rows] = observations[rows]
+
+    def _step(self) -> None:
+        arrays = self._arrays
+        stepping = arrays.orders == _STEP
+        starting = np.flatnonzero(arrays.orders == _START)
+        try:
+            if stepping.any():
+                self._step_rows(stepping)
+        except Exception as error:
+            self._fail_all(np.flatnonzero(stepping), error)
+            return
+        try:
+            if starting.size:
+                self._begin(starting, arrays.start_seed[starting], arrays.start_task[starting])
+        except Exception as error:
+            self._fail_all(starting, error)
+
+    def _step_rows(self, stepping: NDArray[np.bool_]) -> None:
+        arrays = self._arrays
+        self._phase = "step"
+        observations, rewards, terminated, truncated, _ = self._env.step(arrays.actions)
+        if stepping.all():
+            arrays.observations[:] = observations
+            arrays.rewards[:] = rewards
+        else:
+            arrays.observations[stepping] = observations[stepping]
+            arrays.rewards[stepping] = rewards[stepping]
+        ended = np.flatnonzero((terminated | truncated) & stepping)
+        if not ended.size:
+            return
+        arrays.last_observations[ended] = observations[ended]
+        arrays.outcomes[ended] = _TERMINATED * terminated[ended] | _TRUNCATED * truncated[ended]
+        takers = ended[: int(arrays.num_offers[0])]
+        if takers.size:
+            arrays.taken[takers] = np.arange(takers.size)
+            try:
+                offers = slice(0, takers.size)
+                self._begin(takers, arrays.offer_seed[offers], arrays.offer_task[offers])
+            except Exception as error:
+                self._fail_all(takers, error, of_next=True)
+            arrays.outcomes[takers] |= _NEXT
+
+    def _fail_all(self, rows: NDArray[np.intp], error: Exception, *, of_next: bool = False) -> None:
+        # The exception of a vectorised environment tells nothing of the row.
+        for row in rows.tolist():
+            self._fail(row, error, of_next=of_next)
+
+    def close(self) -> None:
+        """Close the environment."""
+        with suppress(Exception):
+            self._env.close()
+
+
+MAX_DEFAULT_ROWS = 64
+"""Rows of a worker of single environments where the user names no number."""
+DEFAULT_VECTOR_ROWS = 256
+"""The same for a natively vectorised environment."""
+
+
+def make_rows(maker: EnvMaker, num_rows: int | None) -> Rows:
+    """Make the rows of one worker, vectorised where the environment offers it."""
+    env = maker.make_rows(num_rows or DEFAULT_VECTOR_ROWS)
+    if env is not None:
+        return VectorRows(maker, env)
+    return SingleRows(maker, num_rows or MAX_DEFAULT_ROWS)
