@@ -1,0 +1,406 @@
+"""The coordinator: one tick after the other, it turns observations into actions.
+
+A tick takes every lane whose reply is in: record the rewards, hand out episodes to rows that
+have none, draw the actions of all rows that wait for one, send them. No lane waits for another,
+and no tick for the slowest worker. Everything here runs in the sampler thread and nothing
+awaits, so the state is whole between any two calls.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncmaml.errors import (
+    AsyncMAMLError,
+    EnvironmentFailedError,
+    EpisodeError,
+    NotFiniteError,
+    PolicyError,
+)
+from asyncmaml.sampling.actor import ActionWriter, Actor, NotFiniteActionError
+from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.requests import EpisodeQueue, Request
+from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.transitions import Pending, TransitionLog
+from asyncmaml.worker.protocol import Outcome, RowFailure
+
+_TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
+_NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
+_ENDED = _TERMINATED | _TRUNCATED
+
+
+class Coordinator:
+    """Hands out episodes to the rows of all lanes and streams what comes back into requests.
+
+    Args:
+        lanes: Their rows are those of `table`.
+        table: Which episode each row is in.
+        actor: Draws actions.
+        write_actions: Turns recorded actions into what the environment takes.
+        log: Takes the transitions of a tick.
+        statistics: Counted in place.
+    """
+
+    def __init__(
+        self,
+        lanes: list[Lane],
+        table: RowTable,
+        actor: Actor,
+        write_actions: ActionWriter,
+        log: TransitionLog,
+        statistics: Statistics,
+    ) -> None:
+        self.lanes = lanes
+        self.statistics = statistics
+        self._table = table
+        self._actor = actor
+        self._write_actions = write_actions
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._queue = EpisodeQueue()
+        self._requests: dict[int, Request] = {}
+        self._free_slots: list[int] = []
+        self._task_numbers: dict[bytes, int] = {}
+        self._task_users: dict[int, int] = {}
+        self._next_task_number = 0
+        self._forgotten_tasks: list[int] = []
+        self._replies: list[tuple[Lane, list[RowFailure]]] = []
+        self._tick_is_due = False
+        self._busy_until = time.perf_counter()
+        self._broken: AsyncMAMLError | None = None
+        self._lost_environment_seconds = 0.0
+
+    # -- requests -------------------------------------------------------------------------------
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not done."""
+        return len(self._requests)
+
+    def submit(self, request: Request) -> None:
+        """Take up a request; its result is delivered when its last episode is in."""
+        if self._broken is not None:
+            request.deliver(self._broken)
+            return
+        request.slot = self._free_slots.pop() if self._free_slots else len(self._requests)
+        self._requests[request.slot] = request
+        if request.task is not None:
+            payload = request.task.payload
+            number = self._task_numbers.get(payload)
+            if number is None:
+                number = self._task_numbers[payload] = self._next_task_number
+                self._next_task_number += 1
+            self._task_users[number] = self._task_users.get(number, 0) + 1
+            request.task_number = number
+        self._queue.add(request)
+        self._request_tick()
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request whose result nobody awaits; frees its rows at their next step."""
+        if self._requests.get(request.slot) is request:
+            self._remove(request)
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Drop a request and deliver an error in place of its result."""
+        if self._requests.get(request.slot) is request:
+            self._remove(request)
+            request.deliver(error)
+
+    def fail_all(self, error: AsyncMAMLError) -> None:
+        """Deliver an error to every request, and to all that are still to come."""
+        self._broken = error
+        for request in list(self._requests.values()):
+            self.fail(request, error)
+
+    def _remove(self, request: Request) -> None:
+        del self._requests[request.slot]
+        self._queue.remove(request)
+        self._log.forget(request)
+        for lane in self.lanes:
+            lane.disown(request.slot)
+        self._free_slots.append(request.slot)
+        if request.task is not None:
+            number = request.task_number
+            self._task_users[number] -= 1
+            if not self._task_users[number]:
+                del self._task_users[number]
+                del self._task_numbers[request.task.payload]
+                self._forgotten_tasks.append(number)
+
+    # -- lanes ----------------------------------------------------------------------------------
+
+    def stepped(self, lane: Lane, failures: list[RowFailure]) -> None:
+        """Take a lane's reply; the next tick works on it."""
+        self._replies.append((lane, failures))
+        self._request_tick()
+
+    def lose(self, lane: Lane, error: EpisodeError, max_attempts: int) -> None:
+        """Give the episodes of a lost lane to other rows, to be run again from their seeds.
+
+        Args:
+            lane: Its worker is gone.
+            error: Delivered to a request one of whose episodes has lost `max_attempts` workers.
+            max_attempts: Workers that one episode may lose.
+        """
+        self._replies = [reply for reply in self._replies if reply[0] is not lane]
+        if lane.pending is not None:
+            self._log.drop(lane.pending)
+        for request, ids in lane.unclaimed(0):
+            self._give_back(request, ids)
+        self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
+        for slot, batch_id in lane.reset():
+            loser = self._requests.get(slot)
+            if loser is None:  # an earlier episode of this loop has failed it
+                continue
+            attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
+            if attempts > max_attempts:
+                where = loser.where(batch_id, None)
+                self.fail(loser, type(error)(str(error) + _in_words(where), **where))
+            else:
+                self._give_back(loser, range(batch_id, batch_id + 1))
+        self._request_tick()
+
+    def environment_seconds(self) -> float:
+        """Return the time spent in environments so far."""
+        links = [lane.link for lane in self.lanes if lane.link is not None]
+        running = sum(float(link.arrays.busy_seconds[0]) for link in links)
+        return self._lost_environment_seconds + running
+
+    def rejoin(self) -> None:
+        """Give orders to lanes that have become available."""
+        self._request_tick()
+
+    def _give_back(self, request: Request, ids: range) -> None:
+        if self._requests.get(request.slot) is request:
+            self._queue.give_back(request, ids)
+
+    # -- the tick -------------------------------------------------------------------------------
+
+    def _request_tick(self) -> None:
+        # One pass of the loop later: replies that are already on their way join this tick.
+        if not self._tick_is_due:
+            self._tick_is_due = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._tick_is_due = False
+        statistics = self.statistics
+        began = time.perf_counter()
+        statistics.waiting_seconds += began - self._busy_until
+        replies, self._replies = self._replies, []
+        for lane, failures in replies:
+            self._collect(lane, failures)
+        lanes = [lane for lane in self.lanes if lane.is_available]
+        self._forget_tasks(lanes)
+        self._deal(lanes)
+        acting = [lane for lane in lanes if lane.active().size]
+        gathered = acted = began
+        if acting:
+            rows = self._gather(acting)
+            gathered = time.perf_counter()
+            self._act(rows, acting)
+            acted = time.perf_counter()
+            self._scatter(acting)
+            statistics.ticks += 1
+        for lane in lanes:
+            lane.begin_step(began)
+        ended = time.perf_counter()
+        statistics.gather_seconds += gathered - began
+        statistics.forward_seconds += acted - gathered
+        statistics.scatter_seconds += ended - acted
+        self._busy_until = ended
+
+    def _collect(self, lane: Lane, failures: list[RowFailure]) -> None:
+        """Record what a lane's step brought, and see to the rows whose episode ended."""
+        arrays = lane.arrays
+        pending, lane.pending = lane.pending, None
+        if pending is not None:
+            rows = pending.rows
+            is_full = len(rows) == lane.num_rows
+            self._log.complete(pending, arrays.rewards if is_full else arrays.rewards[rows])
+            self._table.steps[lane.first_row + rows] += 1
+            self.statistics.transitions += len(rows)
+        lane.end_step()
+        num_taken = 0
+        if arrays.outcomes.any():
+            num_taken = self._settle(lane, failures)
+        if lane.offers:
+            for request, ids in reversed(lane.unclaimed(num_taken)):
+                self._give_back(request, ids)
+
+    def _settle(self, lane: Lane, failures: list[RowFailure]) -> int:
+        """See to the rows whose episode ended or failed; return the offers that were taken."""
+        arrays, table = lane.arrays, self._table
+        failed = {(failure.row, failure.of_next): failure for failure in failures}
+        num_taken = 0
+        for local in np.flatnonzero(arrays.outcomes).tolist():
+            outcome, row = int(arrays.outcomes[local]), lane.first_row + local
+            request = self._requests.get(int(table.owners[row]))
+            if (local, False) in failed:
+                if request is not None:
+                    self._fail_row(request, row, failed[local, False])
+            elif request is not None:
+                self._end_episode(request, row, outcome, arrays.last_observations[local])
+            if not outcome & _NEXT:
+                lane.stop(local)
+                continue
+            num_taken += 1
+            following, batch_id = lane.offered(int(arrays.taken[local]))
+            if self._requests.get(following.slot) is not following:
+                lane.stop(local)
+                continue
+            lane.go_on(local, following, batch_id)
+            if (local, True) in failed:
+                self._fail_row(following, row, failed[local, True])
+        return num_taken
+
+    def _end_episode(
+        self, request: Request, row: int, outcome: int, last_observation: NDArray[Any]
+    ) -> None:
+        request.end_episode(
+            int(self._table.batch_ids[row]),
+            int(self._table.steps[row]),
+            bool(outcome & _TERMINATED),
+            bool(outcome & _TRUNCATED),
+            last_observation,
+        )
+        self.statistics.episodes += 1
+        if request.num_unfinished == 0:
+            self._log.empty_one(request)
+            self._remove(request)
+            request.finish()
+            request.deliver(request.episodes)
+
+    def _fail_row(self, request: Request, row: int, failure: RowFailure) -> None:
+        batch_id, step = int(self._table.batch_ids[row]), int(self._table.steps[row])
+        in_step = failure.phase == "step"
+        # The reward of the step that failed was counted when the reply came in.
+        where = request.where(batch_id, step - 1 if in_step else None)
+        message = f"{failure.phase} failed: {failure.error}{_in_words(where)}"
+        if failure.not_finite:
+            self.fail(request, NotFiniteError(message, **where))
+            return
+        error = EnvironmentFailedError(message, remote_traceback=failure.remote_traceback, **where)
+        self.fail(request, error)
+
+    def _deal(self, lanes: list[Lane]) -> None:
+        """Hand out episodes: to idle rows first, then as offers to rows that may finish."""
+        queue = self._queue
+        if not len(queue):
+            return
+        # An even share for each lane, also for those that are stepping now: else the first
+        # reply would take what belongs on other cores.
+        sharing = sum(1 for lane in self.lanes if lane.link is not None and lane.num_idle)
+        for lane in lanes:
+            idle = lane.num_idle
+            if not idle:
+                continue
+            share = -(-len(queue) // sharing)
+            sharing -= 1
+            if share:
+                self._start(lane, queue.take(min(share, idle)))
+        for lane in lanes:
+            if not len(queue):
+                return
+            share = -(-len(queue) // len(self.lanes))
+            count = min(share, lane.active().size)
+            if count:
+                lane.offer(queue.take(count))
+
+    def _start(self, lane: Lane, work: Iterable[tuple[Request, range]]) -> None:
+        idle = iter(lane.idle_rows())
+        for request, ids in work:
+            for batch_id, seed in zip(ids, request.seeds(ids).tolist(), strict=True):
+                lane.start(next(idle), request, batch_id, seed)
+
+    def _gather(self, lanes: list[Lane]) -> NDArray[np.intp]:
+        """Enter the waiting rows of these lanes into the log; return the rows."""
+        log, table = self._log, self._table
+        actives = [lane.active() for lane in lanes]
+        parts = [lane.first_row + active for lane, active in zip(lanes, actives, strict=True)]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not log.has_room(len(rows)):
+            pending = [lane.pending for lane in self.lanes if lane.pending is not None]
+            log.empty(self._requests.values(), pending)
+        stop = log.append(table.owners[rows], table.batch_ids[rows], table.steps[rows])
+        for lane, active in zip(lanes, actives, strict=True):
+            start, stop = stop, stop + len(active)
+            lane.pending = Pending(start, stop, active)
+            observations = lane.arrays.observations
+            if len(active) == lane.num_rows:
+                log.observations[start:stop] = observations
+            else:
+                np.take(observations, active, axis=0, out=log.observations[start:stop])
+        return rows
+
+    def _act(self, rows: NDArray[np.intp], lanes: list[Lane]) -> None:
+        """Draw the actions of the entries just made, one forward for each request."""
+        first, last = lanes[0].pending, lanes[-1].pending
+        assert first is not None
+        assert last is not None
+        start, stop = first.start, last.stop
+        owners = self._log.owners[start:stop]
+        slot = int(owners[0])
+        with torch.inference_mode():
+            if (owners == slot).all():
+                self._act_for(self._requests[slot], slice(start, stop), rows)
+                return
+            for slot in np.unique(owners).tolist():
+                mine = np.flatnonzero(owners == slot)
+                self._act_for(self._requests[slot], start + mine, rows[mine])
+
+    def _act_for(
+        self, request: Request, entries: slice | NDArray[np.intp], rows: NDArray[np.intp]
+    ) -> None:
+        try:
+            self._actor.act(request, self._log, entries, rows)
+        except NotFiniteActionError as error:
+            batch_id = int(self._log.batch_ids[entries][error.index])
+            where = request.where(batch_id, int(self._log.steps[entries][error.index]))
+            self.fail(
+                request, NotFiniteError(f"the policy drew {error}{_in_words(where)}", **where)
+            )
+        except PolicyError as error:
+            self.fail(request, error)
+        except Exception as error:
+            message = f"the policy raised {type(error).__name__}: {error}"
+            failure = PolicyError(message)
+            failure.__cause__ = error
+            self.fail(request, failure)
+
+    def _scatter(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            pending = lane.pending
+            assert pending is not None
+            actions = self._write_actions(self._log.actions[pending.start : pending.stop])
+            if len(pending.rows) == lane.num_rows:
+                lane.arrays.actions[:] = actions
+            else:
+                lane.arrays.actions[pending.rows] = actions
+
+    def _forget_tasks(self, lanes: list[Lane]) -> None:
+        if not self._forgotten_tasks:
+            return
+        # A lane that is stepping is told after its reply: its offers may still name the task.
+        for number in self._forgotten_tasks:
+            for lane in lanes:
+                lane.forget_task(number)
+        self._forgotten_tasks = [
+            number
+            for number in self._forgotten_tasks
+            if any(number in lane.known_tasks for lane in self.lanes)
+        ]
+
+
+def _in_words(where: dict[str, Any]) -> str:
+    named = [
+        f"{name} {where[name]}"
+        for name in ("batch_id", "step", "seed", "task")
+        if where[name] is not None
+    ]
+    return f" (in the episode with {', '.join(named)})"

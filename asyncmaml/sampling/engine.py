@@ -1,0 +1,217 @@
+"""The sampler's own thread, with an event loop of its own: coordinator, pool and forward.
+
+The forward runs in this same thread: a hop to a second thread for every tick costs a quarter of
+the throughput (DESIGN, measured). Callers hand in requests from their own event loops and await
+a future; so a caller that blocks its loop does not stall sampling, and sampling does not hold
+the caller's loop.
+"""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+
+from asyncmaml.envs.making import EnvMaker
+from asyncmaml.errors import AsyncMAMLError, SamplerStateError
+from asyncmaml.sampling.actor import Actor, to_environment
+from asyncmaml.sampling.coordinator import Coordinator
+from asyncmaml.sampling.intraop import one_intraop_thread
+from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.pool import PoolSettings, WorkerPool
+from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.transitions import TransitionLog
+from asyncmaml.worker.layout import record_type
+
+_JOIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an engine tells once its workers stand."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    num_rows: int
+    has_tasks: bool
+    is_vectorized: bool
+
+
+class Engine:
+    """Runs the coordinator in a thread of its own, from `start` to `stop`.
+
+    It holds no reference to the `AsyncSampler`, so that one which is forgotten can be collected.
+
+    Args:
+        maker: Makes the environments.
+        settings: Of the workers.
+        device: Where the forward runs.
+        clip_actions: Whether Box actions are clipped on their way to the environment.
+    """
+
+    def __init__(
+        self, maker: EnvMaker, settings: PoolSettings, device: torch.device, clip_actions: bool
+    ) -> None:
+        self._maker = maker
+        self._settings = settings
+        self._device = device
+        self._clip_actions = clip_actions
+        self._pool: WorkerPool | None = None
+        self._coordinator: Coordinator | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._is_stopping = False
+        self._lock = threading.Lock()
+        self.opened: concurrent.futures.Future[Opened] = concurrent.futures.Future()
+        self.closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="asyncmaml-sampler", daemon=True)
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread; `opened` tells when the workers stand, or why they do not."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Have a request sampled."""
+        assert self._coordinator is not None
+        if not self._call(self._coordinator.submit, request):
+            request.deliver(_closed())
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request whose result nobody awaits."""
+        assert self._coordinator is not None
+        self._call(self._coordinator.cancel, request)
+
+    def stop(self) -> None:
+        """Have the thread end its workers and itself; `closed` tells when it has."""
+        with self._lock:
+            self._is_stopping = True
+            if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def stop_and_join(self) -> None:
+        """Stop and wait: for a sampler that was forgotten, and for the interpreter's end."""
+        self.stop()
+        # A collection of garbage may have brought the sampler's own thread here.
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _call(self, function: Any, *args: Any) -> bool:
+        with self._lock:
+            if self._loop is None or self._is_stopping:
+                return False
+            self._loop.call_soon_threadsafe(function, *args)
+            return True
+
+    def statistics(self) -> Statistics:
+        """Return a copy of the counts and times so far."""
+        coordinator, pool = self._coordinator, self._pool
+        if coordinator is None or pool is None:
+            return Statistics()
+        return dataclasses.replace(
+            coordinator.statistics,
+            environment_seconds=coordinator.environment_seconds(),
+            restarts=pool.num_restarts,
+        )
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return workers, busy rows, idle rows and requests in flight."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            return 0, 0, 0, 0
+        lanes = coordinator.lanes
+        idle = sum(lane.num_idle for lane in lanes)
+        busy = sum(lane.num_rows for lane in lanes) - idle
+        return self._settings.num_workers, busy, idle, coordinator.num_requests
+
+    # -- the sampler's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            # Not what asyncio's policy says: add_reader on plain descriptors is all we need.
+            with (
+                one_intraop_thread() as row_block,
+                asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+            ):
+                runner.run(self._main(row_block))
+        except BaseException as error:
+            if not self.opened.done():
+                self.opened.set_exception(error)
+        finally:
+            self.closed.set_result(None)
+
+    async def _main(self, row_block: int) -> None:
+        stop = asyncio.Event()
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            self._stop = stop
+            if self._is_stopping:
+                stop.set()
+        pool = WorkerPool(self._maker, self._settings)
+        opening = asyncio.create_task(self._open(pool, row_block), name="open-sampler")
+        stopping = asyncio.create_task(stop.wait(), name="stop-sampler")
+        asyncio.get_running_loop().set_exception_handler(self._fail)
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                opening.cancel()
+            self._coordinator, opened = await opening
+            self._pool = pool
+            self.opened.set_result(opened)
+            await stopping
+            self._coordinator.fail_all(_closed())
+        except asyncio.CancelledError:
+            self.opened.set_exception(_closed())
+        finally:
+            stopping.cancel()
+            await pool.close()
+            with self._lock:
+                self._is_stopping = True
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Deliver a fault of our own: else every sample() would wait for ever."""
+        loop.default_exception_handler(context)
+        if self._coordinator is not None:
+            error = AsyncMAMLError(f"a fault in the sampler itself: {context['message']}")
+            error.__cause__ = context.get("exception")
+            self._coordinator.fail_all(error)
+
+    async def _open(self, pool: WorkerPool, row_block: int) -> tuple[Coordinator, Opened]:
+        ready = await pool.open()
+        observation = record_type(ready.observation_space, "observation")
+        action = record_type(ready.action_space, "action")
+        num_lanes = max(1, self._settings.num_workers)
+        num_rows = num_lanes * ready.num_rows
+        table = RowTable(num_rows)
+        lanes = [
+            Lane(index, index * ready.num_rows, ready.num_rows, table) for index in range(num_lanes)
+        ]
+        coordinator = Coordinator(
+            lanes,
+            table,
+            Actor(ready.action_space, num_rows, self._device, row_block),
+            to_environment(ready.action_space, self._clip_actions),
+            TransitionLog(num_rows, observation, action),
+            Statistics(),
+        )
+        pool.serve(coordinator)
+        opened = Opened(
+            ready.observation_space,
+            ready.action_space,
+            num_rows,
+            ready.has_tasks,
+            ready.is_vectorized,
+        )
+        return coordinator, opened
+
+
+def _closed() -> SamplerStateError:
+    return SamplerStateError(
+        "the sampler was closed while sample() was under way; await the samples before close()"
+    )

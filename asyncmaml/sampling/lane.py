@@ -1,0 +1,201 @@
+"""A lane: the rows at the other end of one link, as the coordinator sees them.
+
+Rows are numbered through all lanes: row r of a lane is `first_row + r` in the arrays of
+`RowTable`. A lane's shared arrays are the coordinator's only while the lane is not stepping.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmaml.sampling.links import Link
+from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.transitions import NOBODY, Pending
+from asyncmaml.worker.layout import Arrays
+from asyncmaml.worker.protocol import NO_TASK, Order
+
+_IDLE, _STEP, _START = int(Order.IDLE), int(Order.STEP), int(Order.START)
+
+
+class RowTable:
+    """Which episode each of the N rows is in, and at which step."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.owners = np.full(num_rows, NOBODY, np.int32)
+        """The slot of the episode's request."""
+        self.batch_ids = np.zeros(num_rows, np.int64)
+        self.steps = np.zeros(num_rows, np.int64)
+
+    def begin(self, row: int, request: Request, batch_id: int) -> None:
+        """Put a row at the start of an episode."""
+        self.owners[row] = request.slot
+        self.batch_ids[row] = batch_id
+        self.steps[row] = 0
+
+
+class Lane:
+    """The rows of one link, and what they were last told.
+
+    Args:
+        index: Its number among the lanes.
+        first_row: Number of its row 0 in `table`.
+        num_rows: Rows, R.
+        table: Of all lanes.
+    """
+
+    def __init__(self, index: int, first_row: int, num_rows: int, table: RowTable) -> None:
+        self.index = index
+        self.first_row = first_row
+        self.num_rows = num_rows
+        self._table = table
+        self.link: Link | None = None
+        """None while a lost worker is being replaced."""
+        self.is_stepping = False
+        self.stepping_since = 0.0
+        self.pending: Pending | None = None
+        self.offers: list[tuple[Request, range]] = []
+        self.known_tasks: set[int] = set()
+        self._orders = np.full(num_rows, _IDLE, np.uint8)
+        self._has_changed = True
+        self._active: NDArray[np.intp] = np.empty(0, np.intp)
+
+    @property
+    def arrays(self) -> Arrays:
+        """The shared arrays; only while the lane is not stepping."""
+        assert self.link is not None
+        return self.link.arrays
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it can be given orders now."""
+        return self.link is not None and not self.is_stepping
+
+    @property
+    def num_idle(self) -> int:
+        """Rows without an episode."""
+        return self.num_rows - int(np.count_nonzero(self._orders))
+
+    def active(self) -> NDArray[np.intp]:
+        """Return the rows, counted within the lane, that are in an episode and wait for actions."""
+        if self._has_changed:
+            self._active = np.flatnonzero(self._orders == _STEP)
+            self._has_changed = False
+        return self._active
+
+    def idle_rows(self) -> list[int]:
+        """Return the rows without an episode."""
+        idle: list[int] = np.flatnonzero(self._orders == _IDLE).tolist()
+        return idle
+
+    def begin_step(self, now: float) -> bool:
+        """Send the orders, if there are any; return whether there were."""
+        if not self._orders.any():
+            return False
+        assert self.link is not None
+        self.arrays.orders[:] = self._orders
+        if not self.offers:
+            self.arrays.num_offers[0] = 0
+        self.is_stepping = True
+        self.stepping_since = now
+        self.link.step()
+        return True
+
+    def end_step(self) -> None:
+        """Note that the reply is in: rows that were to start are in their episodes now."""
+        self.is_stepping = False
+        starting = self._orders == _START
+        if starting.any():
+            self._orders[starting] = _STEP
+            self._has_changed = True
+
+    def start(self, row: int, request: Request, batch_id: int, seed: int) -> None:
+        """Have an idle row begin an episode with the next step."""
+        self._order(row, _START)
+        self.arrays.start_seed[row] = seed
+        self.arrays.start_task[row] = self._tell_task(request)
+        self._table.begin(self.first_row + row, request, batch_id)
+
+    def go_on(self, row: int, request: Request, batch_id: int) -> None:
+        """Note that a row has taken an offer and is in its episode."""
+        self._order(row, _STEP)
+        self._table.begin(self.first_row + row, request, batch_id)
+
+    def stop(self, row: int) -> None:
+        """Make a row idle."""
+        self._order(row, _IDLE)
+        self._table.owners[self.first_row + row] = NOBODY
+
+    def _order(self, row: int, order: int) -> None:
+        self._orders[row] = order
+        self._has_changed = True
+
+    def offer(self, offers: list[tuple[Request, range]]) -> None:
+        """Offer episodes to the rows whose own end in the next step."""
+        arrays = self.arrays
+        self.offers = offers
+        end = 0
+        for request, ids in offers:
+            start, end = end, end + len(ids)
+            arrays.offer_seed[start:end] = request.seeds(ids)
+            arrays.offer_task[start:end] = self._tell_task(request)
+        arrays.num_offers[0] = end
+
+    def offered(self, index: int) -> tuple[Request, int]:
+        """Return the request and batch id of one of the offers."""
+        for request, ids in self.offers:
+            if index < len(ids):
+                return request, ids[index]
+            index -= len(ids)
+        message = f"a worker took offer {index} beyond the last"
+        raise AssertionError(message)
+
+    def unclaimed(self, num_taken: int) -> list[tuple[Request, range]]:
+        """Return the offers after the first `num_taken`, and offer nothing any more."""
+        offers, self.offers = self.offers, []
+        left = []
+        for request, ids in offers:
+            if num_taken < len(ids):
+                left.append((request, ids[num_taken:]))
+            num_taken = max(0, num_taken - len(ids))
+        return left
+
+    def _tell_task(self, request: Request) -> int:
+        task, number = request.task, request.task_number
+        if task is None:
+            return NO_TASK
+        if number not in self.known_tasks:
+            assert self.link is not None
+            self.link.keep_task(number, task.payload)
+            self.known_tasks.add(number)
+        return number
+
+    def forget_task(self, number: int) -> None:
+        """Drop a task that no request names any more; only while the lane is not stepping."""
+        if number in self.known_tasks and self.link is not None:
+            self.known_tasks.remove(number)
+            self.link.forget_task(number)
+
+    def disown(self, slot: int) -> None:
+        """Make the rows of a request idle; takes effect with the next step."""
+        mine = slice(self.first_row, self.first_row + self.num_rows)
+        owners: NDArray[Any] = self._table.owners[mine]
+        gone = owners == slot
+        if gone.any():
+            owners[gone] = NOBODY
+            self._orders[gone] = _IDLE
+            self._has_changed = True
+
+    def reset(self) -> list[tuple[int, int]]:
+        """Forget the link and all orders; return slot and batch id of the episodes lost."""
+        mine = slice(self.first_row, self.first_row + self.num_rows)
+        owners, ids = self._table.owners[mine], self._table.batch_ids[mine]
+        lost = [(int(owners[row]), int(ids[row])) for row in np.flatnonzero(owners != NOBODY)]
+        owners[:] = NOBODY
+        self._orders[:] = _IDLE
+        self._has_changed = True
+        self.link = None
+        self.is_stepping = False
+        self.pending = None
+        self.known_tasks.clear()
+        return lost

@@ -1,0 +1,227 @@
+"""What connects the coordinator to the rows: a pipe to a worker process, or nothing at all.
+
+A link delivers commands and calls back with what became of them. Both kinds run in the sampler
+thread; with `InlineLink` the environments do as well.
+"""
+
+import asyncio
+import mmap
+import os
+import pickle
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+
+from asyncmaml.sampling.process import WorkerProcess
+from asyncmaml.worker.layout import Arrays, Layout, nameless_memory
+from asyncmaml.worker.main import Ready, Setup, describe
+from asyncmaml.worker.protocol import CLOSE, STEP, STEPPED, FrameReader, Kind, RowFailure, frame
+from asyncmaml.worker.rows import Rows, make_rows
+
+OnStepped = Callable[[list[RowFailure]], None]
+OnLost = Callable[[], None]
+_ATTACH = frame(Kind.ATTACH)
+CLOSE_SECONDS = 2.0
+"""How long a worker may take to close its environments before it is killed."""
+
+
+class Link(ABC):
+    """The coordinator's end of one set of rows."""
+
+    arrays: Arrays
+    on_stepped: OnStepped
+    """Called once for each `step`, with the rows that failed."""
+    on_lost: OnLost
+    """Called once when the other end is gone; never after `kill`."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Have every row do its order; the arrays are the rows' until `on_stepped`."""
+
+    @abstractmethod
+    def keep_task(self, number: int, payload: bytes) -> None:
+        """Make a pickled task known at the other end."""
+
+    @abstractmethod
+    def forget_task(self, number: int) -> None:
+        """Drop a task at the other end."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the other end, gracefully if it is ready for that."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the other end at once, or let go of it."""
+
+
+class InlineLink(Link):
+    """Rows in the sampler thread itself (`num_workers=0`)."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._rows: Rows = make_rows(setup.maker, setup.num_rows)
+        self.ready: Ready = describe(self._rows)
+        layout = Layout.of(self._rows)
+        self.arrays = layout.views(bytearray(layout.num_bytes))
+        self._rows.attach(self.arrays)
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+
+    def step(self) -> None:
+        """Do every row's order soon; see `Link`."""
+        # Not at once: between two ticks the loop sees to new requests and cancellations.
+        self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        if self._is_open:
+            self.on_stepped(self._rows.step())
+
+    def keep_task(self, number: int, payload: bytes) -> None:
+        """See `Link`."""
+        self._rows.keep_task(number, pickle.loads(payload))
+
+    def forget_task(self, number: int) -> None:
+        """See `Link`."""
+        self._rows.forget_task(number)
+
+    async def close(self) -> None:
+        """See `Link`."""
+        self.kill()
+
+    def kill(self) -> None:
+        """See `Link`."""
+        if self._is_open:
+            self._is_open = False
+            self._rows.close()
+
+
+class ProcessLink(Link):
+    """Rows in a worker process, at the other end of a pipe."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self._pipe = process.pipe
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._failures: list[RowFailure] = []
+        self._started: asyncio.Future[Ready | list[RowFailure]] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self._is_open = True
+        self._loop.add_reader(self._pipe, self._receive)
+
+    async def set_up(self, setup: bytes) -> Ready | list[RowFailure] | None:
+        """Have the first environment made; None if the process ended over it."""
+        self._send(frame(Kind.SETUP, setup))
+        ended = self._loop.create_task(self._ended.wait(), name="worker-ended")
+        try:
+            await asyncio.wait((self._started, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        return self._started.result() if self._started.done() else None
+
+    def share_memory(self, layout: Layout) -> None:
+        """Share new arrays with the worker."""
+        descriptor = nameless_memory(layout.num_bytes)
+        try:
+            self.arrays = layout.views(mmap.mmap(descriptor, layout.num_bytes))
+            # The pipe is empty here, and takes a message this short whole.
+            sent = socket.send_fds(self._pipe, [_ATTACH], [descriptor])
+            assert sent == len(_ATTACH)
+        finally:
+            os.close(descriptor)
+
+    def step(self) -> None:
+        """See `Link`."""
+        self._send(STEP)
+
+    def keep_task(self, number: int, payload: bytes) -> None:
+        """See `Link`."""
+        self._send(frame(Kind.TASK, pickle.dumps((number, payload))))
+
+    def forget_task(self, number: int) -> None:
+        """See `Link`."""
+        self._send(frame(Kind.FORGET, pickle.dumps(number)))
+
+    def _send(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._pipe.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the worker is gone; the end of the pipe will say so
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._pipe, self._send_rest)
+
+    def _send_rest(self) -> None:
+        try:
+            sent = self._pipe.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+        else:
+            del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._pipe)
+
+    def _receive(self) -> None:
+        try:
+            data = self._pipe.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data == STEPPED and not self._failures and self._reader.is_between_messages:
+            self.on_stepped([])
+        elif data:
+            for kind, payload in self._reader.feed(data):
+                self._handle(kind, payload)
+        else:
+            self._loop.remove_reader(self._pipe)
+            self._ended.set()
+            if self._is_open and hasattr(self, "on_lost"):
+                self.on_lost()
+
+    def _handle(self, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.STEPPED:
+            failures, self._failures = self._failures, []
+            self.on_stepped(failures)
+        elif kind is Kind.READY:
+            self._started.set_result(pickle.loads(payload))
+        else:
+            assert kind is Kind.FAILED
+            failures = pickle.loads(payload)
+            if self._started.done():
+                self._failures = failures
+            else:
+                self._started.set_result(failures)
+
+    async def close(self) -> None:
+        """See `Link`."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._send(CLOSE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._ended.wait()
+        finally:
+            self._release()
+
+    def kill(self) -> None:
+        """See `Link`."""
+        if self._is_open:
+            self._is_open = False
+            self._release()
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._pipe)
+        self._loop.remove_writer(self._pipe)
+        self.process.discard()

@@ -1,0 +1,223 @@
+"""`BatchSampler`: all environments in lock step, blocking. The baseline and the oracle.
+
+Kept simple on purpose. It shares with the engine the episodes' streams, the drawing of actions
+from their noise, and `BatchEpisodes`; nothing else. Every step waits for the slowest environment.
+"""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncmaml.envs.making import EnvMaker
+from asyncmaml.envs.tasks import sample_tasks
+from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import SamplerStateError
+from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
+from asyncmaml.sampling.actor import to_environment
+from asyncmaml.sampling.arguments import (
+    fraction,
+    optional_seed,
+    torch_device,
+    usable_cores,
+    whole_number,
+)
+from asyncmaml.sampling.intraop import one_intraop_thread, padded
+from asyncmaml.sampling.sampler import EnvLike
+from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
+from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
+from asyncmaml.worker.layout import record_type
+
+_IDLE = -1
+
+
+class BatchSampler:
+    """Samples episodes from environments that are stepped together.
+
+    The same seed gives the same episodes as `AsyncSampler`, bit for bit.
+
+    Args:
+        env: A Gymnasium id, an `EnvSpec`, or a callable that makes an environment.
+        env_kwargs: Passed to the environment.
+        batch_size: Episodes that one `sample()` returns, B.
+        num_workers: Processes, with one environment each; None: one for each usable core; 0: all
+            environments in this process.
+        num_envs: Environments where `num_workers` is 0; None: `batch_size`.
+        seed: The root seed; None: from the OS.
+        device: Where the policy runs.
+        max_episode_steps: Replaces the environment's own time limit.
+        clip_actions: Clip Box actions to the space on their way to the environment.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+        UnsupportedSpaceError: The environment's spaces are of a kind that cannot be carried.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        batch_size: int = 20,
+        num_workers: int | None = None,
+        num_envs: int | None = None,
+        seed: int | None = None,
+        device: str | torch.device = "cpu",
+        max_episode_steps: int | None = None,
+        clip_actions: bool = True,
+    ) -> None:
+        maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps)
+        self._batch_size = whole_number("batch_size", batch_size, 1)
+        workers = usable_cores() if num_workers is None else num_workers
+        workers = whole_number("num_workers", workers, 0)
+        self._device = torch_device(device)
+        self._has_seed = seed is not None
+        self._root = root_entropy(optional_seed(seed))
+        self._num_requests = 0
+        self._num_task_draws = 0
+        self._task: Any = None
+        self._task_env: gymnasium.Env[Any, Any] = maker.make()
+        self.observation_space = self._task_env.observation_space
+        self.action_space = self._task_env.action_space
+        self._observation_type = record_type(self.observation_space, "observation")[1]
+        self._action_type = record_type(self.action_space, "action")[1]
+        self._to_environment = to_environment(self.action_space, clip_actions)
+        rows = num_envs or self._batch_size
+        self._envs: SyncVectorEnv | AsyncVectorEnv
+        if workers:
+            self._envs = AsyncVectorEnv(
+                [maker.make] * workers, autoreset_mode=AutoresetMode.DISABLED
+            )
+        else:
+            self._envs = SyncVectorEnv([maker.make] * rows, autoreset_mode=AutoresetMode.DISABLED)
+        self._is_closed = False
+
+    def sample(
+        self,
+        policy: Policy,
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        batch_size: int | None = None,
+        gamma: float = 0.95,
+        seed: int | None = None,
+    ) -> BatchEpisodes:
+        """Sample a batch of episodes; see `AsyncSampler.sample`."""
+        self._check_open()
+        size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
+        snapshot = PolicySnapshot(policy, params, self._device)
+        episodes = BatchEpisodes(size, gamma=fraction("gamma", gamma), device=str(self._device))
+        number = self._num_requests
+        if seed is None:
+            self._num_requests += 1
+        root = self._root if seed is None or self._has_seed else 0
+        streams = EpisodeStreams(root, number, optional_seed(seed))
+        with one_intraop_thread() as row_block, torch.inference_mode():
+            self._fill(episodes, snapshot, streams, row_block)
+        episodes.task = self._task
+        return episodes
+
+    def _fill(
+        self,
+        episodes: BatchEpisodes,
+        policy: PolicySnapshot,
+        streams: EpisodeStreams,
+        row_block: int,
+    ) -> None:
+        num_rows = self._envs.num_envs
+        rows = np.full(num_rows, _IDLE)  # each row's batch id
+        steps = np.zeros(num_rows, np.int64)
+        next_id = 0
+        plan: ActionPlan | None = None
+        noise: list[NDArray[np.float32] | None] = [None] * num_rows
+        done = np.ones(num_rows, np.bool_)
+        observations: Any = None
+        while True:
+            seeds: list[int | None] = [0] * num_rows
+            for row in np.flatnonzero(done):
+                rows[row] = next_id if next_id < episodes.batch_size else _IDLE
+                steps[row] = 0
+                if rows[row] != _IDLE:
+                    seeds[row] = streams.reset_seed(next_id)
+                    next_id += 1
+            active = np.flatnonzero(rows != _IDLE)
+            if not active.size:
+                return
+            if done.any():
+                # Rows without an episode are reset and stepped along; nothing of them is kept.
+                observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
+            seen = self._recorded(observations)
+            distribution = policy(padded(torch.from_numpy(seen[active]), row_block))
+            if plan is None:
+                count = len(active) + -len(active) % row_block
+                plan = plan_actions(distribution, count, self.action_space)
+            drawn = np.empty((len(active), plan.width), np.float32)
+            for index, row in enumerate(map(int, active)):
+                block, within = divmod(int(steps[row]), plan.steps)
+                if within == 0:
+                    noise[row] = streams.noise(plan.kind, int(rows[row]), block, plan.width)
+                drawn[index] = noise[row][within]  # type: ignore[index]  # drawn at step 0
+            actions, log_probs = draw_actions(
+                distribution, padded(torch.from_numpy(drawn), row_block)
+            )
+            acted = actions[: len(active)].numpy()
+            sent = np.zeros((num_rows, *acted.shape[1:]), self._action_type)
+            sent[active] = self._to_environment(acted)
+            observations, rewards, terminated, truncated, _ = self._envs.step(sent)
+            episodes.append(
+                seen[active],
+                acted,
+                rewards[active].astype(np.float32),
+                rows[active],
+                log_probs[: len(active)].numpy(),
+            )
+            steps += 1
+            done = terminated | truncated
+            ended = np.flatnonzero(done & (rows != _IDLE))
+            if ended.size:
+                last = self._recorded(observations)[ended]
+                episodes.finish(rows[ended], last, terminated[ended], truncated[ended])
+
+    def _recorded(self, observations: NDArray[Any]) -> NDArray[Any]:
+        return np.array(observations, self._observation_type)
+
+    def sample_tasks(self, num_tasks: int) -> list[Any]:
+        """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
+        self._check_open()
+        seed = task_seed(self._root, self._num_task_draws)
+        self._num_task_draws += 1
+        return sample_tasks(self._task_env, whole_number("num_tasks", num_tasks, 1), seed)
+
+    def reset_task(self, task: Any) -> None:
+        """Give all environments a task, which they keep."""
+        self._check_open()
+        self._envs.call("reset_task", task)
+        self._task = task
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            message = "the sampler is closed; make a new BatchSampler"
+            raise SamplerStateError(message)
+
+    def close(self) -> None:
+        """End the environments and their processes. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._envs.close()
+            self._task_env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

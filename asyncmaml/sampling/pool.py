@@ -1,0 +1,231 @@
+"""The pool of workers: starts them, watches them, replaces those that are lost."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import cloudpickle
+
+from asyncmaml.envs.making import EnvMaker, registered_by_user
+from asyncmaml.errors import (
+    AsyncMAMLError,
+    EnvironmentFailedError,
+    WorkerDiedError,
+    WorkerStartError,
+    WorkerTimeoutError,
+)
+from asyncmaml.sampling.coordinator import Coordinator
+from asyncmaml.sampling.lane import Lane
+from asyncmaml.sampling.links import InlineLink, Link, ProcessLink
+from asyncmaml.sampling.process import WorkerProcess, describe_exit
+from asyncmaml.worker.layout import Layout
+from asyncmaml.worker.main import Ready, Setup
+from asyncmaml.worker.protocol import RowFailure
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many workers, of which size, and how long they are waited for."""
+
+    num_workers: int
+    """0: the rows are in this process."""
+    envs_per_worker: int | None
+    step_timeout: float
+    start_timeout: float
+    max_restarts: int
+
+
+class WorkerPool:
+    """The links of one sampler, and the lanes that the coordinator knows them by.
+
+    Args:
+        maker: Makes the environments.
+        settings: See `PoolSettings`.
+    """
+
+    def __init__(self, maker: EnvMaker, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._setup = Setup(maker, settings.envs_per_worker, registered_by_user())
+        self._links: list[Link] = []
+        self._lanes: list[Lane] = []
+        self._coordinator: Coordinator | None = None
+        self._replacements: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.TimerHandle | None = None
+        self._num_processes = 0
+        self._is_closing = False
+        self.num_restarts = 0
+
+    async def open(self) -> Ready:
+        """Start all workers at once; return what they say of the environment.
+
+        Raises:
+            EnvironmentFailedError: The environment could not be made.
+            WorkerStartError: A worker ended, or did not answer in time.
+        """
+        try:
+            if not self._settings.num_workers:
+                inline = InlineLink(self._setup)
+                self._links.append(inline)
+                return inline.ready
+            async with asyncio.TaskGroup() as group:
+                starts = [
+                    group.create_task(self._start_worker(), name=f"start-worker-{index}")
+                    for index in range(self._settings.num_workers)
+                ]
+        except BaseExceptionGroup as errors:
+            self.kill()
+            # All workers are alike: the first error speaks for the others.
+            raise errors.exceptions[0] from None
+        except BaseException:
+            self.kill()
+            raise
+        started = [start.result() for start in starts]
+        self._links = [link for link, _ in started]
+        return started[0][1]
+
+    def serve(self, coordinator: Coordinator) -> None:
+        """Connect the links to the coordinator's lanes, and watch over them."""
+        self._coordinator = coordinator
+        self._lanes = coordinator.lanes
+        for lane, link in zip(self._lanes, self._links, strict=True):
+            self._connect(lane, link)
+        if self._settings.num_workers:
+            self._watch_steps()
+
+    def _connect(self, lane: Lane, link: Link) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None
+        link.on_stepped = lambda failures: coordinator.stepped(lane, failures)
+        link.on_lost = lambda: self._lose(lane, None)
+        lane.link = link
+
+    async def _start_worker(self) -> tuple[ProcessLink, Ready]:
+        process = WorkerProcess(self._num_processes)
+        self._num_processes += 1
+        link = None
+        try:
+            process.start()
+            link = ProcessLink(process)
+            self._links.append(link)  # from here on kill() knows it
+            answer = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.start_timeout):
+                    answer = await link.set_up(self._pickled_setup())
+            if not isinstance(answer, Ready):
+                raise self._start_error(process, answer)
+            link.share_memory(Layout.of(answer))
+        except BaseException:
+            if link is not None:
+                link.kill()
+            else:
+                process.discard()
+            raise
+        return link, answer
+
+    def _pickled_setup(self) -> bytes:
+        try:
+            pickled: bytes = cloudpickle.dumps(self._setup)
+        except Exception as error:
+            message = (
+                f"the environment {self._setup.maker.name} cannot be sent to a worker: {error}; "
+                "make what it needs inside of the function, or use num_workers=0"
+            )
+            raise WorkerStartError(message) from error
+        return pickled
+
+    def _start_error(
+        self, process: WorkerProcess, answer: list[RowFailure] | None
+    ) -> AsyncMAMLError:
+        name = self._setup.maker.name
+        if answer:
+            message = f"{name} could not be made in a worker: {answer[0].error}"
+            return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
+        process.aio_process.join(0.2)
+        if process.exitcode is None:
+            return WorkerStartError(
+                f"a worker did not make {name} within {self._settings.start_timeout} s and was "
+                "killed; raise start_timeout if its constructor may take longer"
+            )
+        return WorkerStartError(
+            f"a worker {describe_exit(process.exitcode)} before it had made {name}; its own "
+            "words are above on stderr"
+        )
+
+    def _watch_steps(self) -> None:
+        """Kill workers that take too long for one command; called again and again."""
+        loop = asyncio.get_running_loop()
+        timeout = self._settings.step_timeout
+        oldest = time.perf_counter() - timeout
+        for lane in self._lanes:
+            if lane.is_stepping and lane.stepping_since < oldest:
+                message = (
+                    f"worker {lane.index} did not answer STEP within {timeout} s and was killed; "
+                    "raise step_timeout if one step of its rows may take longer"
+                )
+                self._lose(lane, WorkerTimeoutError(message))
+        self._watch = loop.call_later(min(timeout / 4, 1.0), self._watch_steps)
+
+    def _lose(self, lane: Lane, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
+        """Take a lane's worker out and start another in its place."""
+        link = lane.link
+        coordinator = self._coordinator
+        assert isinstance(link, ProcessLink)
+        assert coordinator is not None
+        if error is None:
+            link.process.aio_process.join(0.2)  # it has closed its pipe: it ends
+            ended = describe_exit(link.process.exitcode)
+            error = WorkerDiedError(
+                f"worker {lane.index} {ended} in the middle of an episode, "
+                f"{self._settings.max_restarts + 1} times for this one"
+            )
+        coordinator.lose(lane, error, self._settings.max_restarts)
+        link.kill()
+        self._links.remove(link)
+        if not self._is_closing:
+            self.num_restarts += 1
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._replace(lane), name=f"replace-worker-{lane.index}")
+            self._replacements.add(task)
+            task.add_done_callback(self._replacements.discard)
+
+    async def _replace(self, lane: Lane) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None
+        for attempt in range(self._settings.max_restarts + 1):
+            try:
+                link, ready = await self._start_worker()
+            except AsyncMAMLError as error:
+                if attempt == self._settings.max_restarts:
+                    coordinator.fail_all(error)
+            else:
+                assert ready.num_rows == lane.num_rows
+                self._connect(lane, link)
+                coordinator.rejoin()
+                return
+
+    async def close(self) -> None:
+        """End all workers: those that answer gracefully, the others at once."""
+        self._is_closing = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for task in self._replacements:
+            task.cancel()
+        await asyncio.gather(*self._replacements, return_exceptions=True)
+        stepping = {id(lane.link) for lane in self._lanes if lane.is_stepping}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for link in list(self._links):
+                    if id(link) in stepping:
+                        link.kill()
+                    else:
+                        group.create_task(link.close(), name="close-worker")
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        self._is_closing = True
+        for link in self._links:
+            link.kill()
+        self._links.clear()

@@ -1,0 +1,100 @@
+"""A worker process: its start, its end, and the pipe to it.
+
+The one module that knows aiomultiprocess. We take the life of a process from its `Process` and
+leave out its constructor, which would start a manager process (90 ms, blocking) whose only use
+is to carry the return value of a coroutine; our workers answer over a pipe of their own.
+"""
+
+import multiprocessing
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiomultiprocess
+
+from asyncmaml.worker.main import run_worker
+
+_main_lock = threading.Lock()
+
+
+@contextmanager
+def _main_script_hidden() -> Iterator[None]:
+    """Keep the start of a process from importing the user's script into it.
+
+    Spawn imports what `__main__` says it came from. For a script that imports torch that costs
+    a second and 190 MB a worker, and a script without the `__name__` guard would start samplers
+    in its workers.
+    """
+    main = sys.modules["__main__"]
+    with _main_lock:
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+        for name in hidden:
+            delattr(main, name)
+        main.__spec__ = None
+        try:
+            yield
+        finally:
+            for name, value in hidden.items():
+                setattr(main, name, value)
+            if "__spec__" not in hidden:
+                del main.__spec__
+
+
+class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships no types
+    """One process that runs `run_worker` at the other end of `pipe`.
+
+    Args:
+        index: Names the process.
+    """
+
+    def __init__(self, index: int) -> None:
+        # Deliberately without super().__init__(): see the module's docstring.
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.pipe = ours
+        self._their_pipe = theirs
+        self.aio_process = multiprocessing.get_context("spawn").Process(
+            target=run_worker, args=(theirs,), name=f"asyncmaml-worker-{index}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the process; blocks for some 10 ms."""
+        # Once our copy is closed, the worker's death ends the pipe.
+        with self._their_pipe, _main_script_hidden():
+            super().start()
+
+    @property
+    def sentinel(self) -> int:
+        """Descriptor that becomes readable when the process has ended."""
+        return int(self.aio_process.sentinel)
+
+    def discard(self) -> None:
+        """Kill the process if it still runs, reap it, and free its descriptors.
+
+        Synchronous to the end: cleanup without an await cannot be cancelled. A killed process
+        is gone within milliseconds.
+        """
+        self.pipe.close()
+        self._their_pipe.close()
+        process: Any = self.aio_process
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        process.close()
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say in words how a process ended."""
+    if exitcode is None:
+        return "is still running"
+    if exitcode < 0:
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:
+            name = f"signal {-exitcode}"
+        return f"was ended by {name}"
+    return f"ended with exit code {exitcode}"

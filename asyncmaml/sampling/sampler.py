@@ -1,0 +1,354 @@
+"""`AsyncSampler`: what a trainer holds. Its methods run in the caller's thread and event loop."""
+
+import asyncio
+import pickle
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import cloudpickle
+import gymnasium
+import torch
+from gymnasium.envs.registration import EnvSpec
+from torch import Tensor
+
+from asyncmaml.envs.making import EnvMaker
+from asyncmaml.envs.tasks import sample_tasks
+from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import ConfigurationError, EventLoopError, SamplerStateError
+from asyncmaml.sampling.arguments import (
+    fraction,
+    optional_seed,
+    positive_seconds,
+    torch_device,
+    usable_cores,
+    whole_number,
+)
+from asyncmaml.sampling.engine import Engine, Opened
+from asyncmaml.sampling.pool import PoolSettings
+from asyncmaml.sampling.requests import Request, Task
+from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
+from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
+
+EnvLike = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
+
+
+class _SamplersTask:
+    """The default of `task=`: the one that `reset_task` has set."""
+
+    def __repr__(self) -> str:
+        return "<the sampler's task>"
+
+
+_SAMPLERS_TASK = _SamplersTask()
+
+
+class AsyncSampler:
+    """Samples episodes in a pool of worker processes; every wait is awaitable.
+
+    Use it as `async with AsyncSampler(...) as sampler:`, or call `start()` and `close()`. Calls of
+    `sample()` may overlap; each gets exactly the episodes that it would have got alone.
+
+    Args:
+        env: A Gymnasium id, an `EnvSpec`, or a callable that makes an environment.
+        env_kwargs: Passed to the environment.
+        batch_size: Episodes that one `sample()` returns, B.
+        num_workers: Worker processes; None: one for each usable core; 0: no process, the
+            environments run in the sampler's thread.
+        envs_per_worker: Rows of each worker, R; None: 64, or 256 for a natively vectorised
+            environment. A row's environment is made when the row is first used.
+        seed: The sampler's root seed; None: from the OS.
+        device: Where the policy runs.
+        max_episode_steps: Replaces the environment's own time limit.
+        clip_actions: Clip Box actions to the space on their way to the environment. They are
+            recorded as they were drawn.
+        vectorized: False: do not use an environment's natively vectorised form.
+        step_timeout: Seconds that one worker may take for one command.
+        start_timeout: Seconds that one worker may take to start and make its first environment.
+        max_restarts: Workers that one episode may lose before its `sample()` raises.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike,
+        env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        batch_size: int = 20,
+        num_workers: int | None = None,
+        envs_per_worker: int | None = None,
+        seed: int | None = None,
+        device: str | torch.device = "cpu",
+        max_episode_steps: int | None = None,
+        clip_actions: bool = True,
+        vectorized: bool = True,
+        step_timeout: float = 60.0,
+        start_timeout: float = 60.0,
+        max_restarts: int = 3,
+    ) -> None:
+        self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
+        self._batch_size = whole_number("batch_size", batch_size, 1)
+        if num_workers is None:
+            num_workers = usable_cores()
+        if envs_per_worker is not None:
+            envs_per_worker = whole_number("envs_per_worker", envs_per_worker, 1)
+        self._settings = PoolSettings(
+            whole_number("num_workers", num_workers, 0),
+            envs_per_worker,
+            positive_seconds("step_timeout", step_timeout),
+            positive_seconds("start_timeout", start_timeout),
+            whole_number("max_restarts", max_restarts, 0),
+        )
+        self._device = torch_device(device)
+        self._clip_actions = clip_actions
+        self._has_seed = seed is not None
+        self._root = root_entropy(optional_seed(seed))
+        self._num_requests = 0
+        self._num_task_draws = 0
+        self._task: Task | None = None
+        self._task_env: gymnasium.Env[Any, Any] | None = None
+        self._engine: Engine | None = None
+        self._opened: Opened | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._finalizer: weakref.finalize[[], AsyncSampler] | None = None
+        self._is_closed = False
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the sampler's thread and its workers.
+
+        Raises:
+            SamplerStateError: It was started before.
+            EnvironmentFailedError: The environment could not be made.
+            UnsupportedSpaceError: Its spaces are of a kind that cannot be carried.
+            WorkerStartError: A worker ended, or did not answer in time.
+        """
+        if self._engine is not None or self._is_closed:
+            message = f"{self!r} was started before; open a new AsyncSampler to go on"
+            raise SamplerStateError(message)
+        self._loop = asyncio.get_running_loop()
+        engine = Engine(self._maker, self._settings, self._device, self._clip_actions)
+        self._engine = engine
+        # For a sampler that is forgotten, and for the end of the interpreter.
+        self._finalizer = weakref.finalize(self, engine.stop_and_join)
+        engine.start()
+        try:
+            self._opened = await asyncio.wrap_future(engine.opened)
+        except BaseException:
+            self._is_closed = True
+            # Synchronous to the end: cleanup without an await cannot be cancelled.
+            engine.stop_and_join()
+            self._finalizer.detach()
+            raise
+
+    async def close(self) -> None:
+        """End the workers and the sampler's thread; samples under way raise. Idempotent.
+
+        Once begun it goes on by itself, even if this await is cancelled.
+        """
+        self._is_closed = True
+        engine = self._engine
+        if engine is None:
+            return
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        engine.stop()
+        # Shielded: the future belongs to the engine, which sets it when all has ended.
+        await asyncio.shield(asyncio.wrap_future(engine.closed))
+        engine.stop_and_join()
+        if self._task_env is not None:
+            self._task_env.close()
+            self._task_env = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    async def sample(
+        self,
+        policy: Policy,
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        task: Any = _SAMPLERS_TASK,
+        batch_size: int | None = None,
+        gamma: float = 0.95,
+        seed: int | None = None,
+    ) -> BatchEpisodes:
+        """Sample a batch of episodes.
+
+        Args:
+            policy: `policy(observations, params=None)` that returns a distribution over actions,
+                or an `nn.Module` that takes observations only. Observations come as `(N, *O)`.
+            params: Replace the policy's own parameters, by name. They are copied at the call: what
+                the learner does to them afterwards does not reach episodes under way.
+            task: The environment's task; by default the one that `reset_task` has set. None: the
+                environment's own, initial task.
+            batch_size: Episodes; None: the sampler's.
+            gamma: Discount of the returned episodes, in [0, 1].
+            seed: Replaces the number of this call in the episodes' seeds. The same sampler seed
+                and call seed give the same episodes; where the sampler has no seed of its own, the
+                call's seed alone decides.
+
+        Returns:
+            The episodes, all ended.
+
+        Raises:
+            SamplerStateError: The sampler is not open, or was closed meanwhile.
+            EventLoopError: It was started in another event loop.
+            ConfigurationError: An argument is out of its range.
+            ParameterError: `params` do not fit the policy.
+            PolicyError: The policy raised, or its distribution does not fit the action space.
+            EnvironmentFailedError: The environment raised.
+            NotFiniteError: An observation, reward or action is NaN or infinite.
+            WorkerDiedError: One episode lost more than `max_restarts` workers.
+            WorkerTimeoutError: The same, because they did not answer in time.
+        """
+        engine, _ = self._open()
+        size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
+        discount = fraction("gamma", gamma)
+        streams = self._streams(optional_seed(seed))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[BatchEpisodes] = loop.create_future()
+        request = Request(
+            PolicySnapshot(policy, params, self._device),
+            streams,
+            self._task if task is _SAMPLERS_TASK else _as_task(task),
+            size,
+            discount,
+            str(self._device),
+            _deliverer(loop, future),
+        )
+        engine.submit(request)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                engine.cancel(request)
+
+    def sample_tasks(self, num_tasks: int) -> list[Any]:
+        """Draw tasks from the environment's distribution.
+
+        The n-th call of a sampler with the same seed draws the same tasks.
+
+        Raises:
+            ConfigurationError: The environment has no tasks.
+            SamplerStateError: The sampler is not open.
+        """
+        self._open(any_loop=True)
+        number = whole_number("num_tasks", num_tasks, 1)
+        if self._task_env is None:
+            self._task_env = self._maker.make()
+        seed = task_seed(self._root, self._num_task_draws)
+        self._num_task_draws += 1
+        return sample_tasks(self._task_env, number, seed)
+
+    async def reset_task(self, task: Any) -> None:
+        """Make `task` the default of later calls; None: the environment's own, initial task."""
+        self._open()
+        self._task = _as_task(task)
+
+    def _streams(self, seed: int | None) -> EpisodeStreams:
+        if seed is not None:
+            return EpisodeStreams(self._root if self._has_seed else 0, 0, seed)
+        number = self._num_requests
+        self._num_requests += 1
+        return EpisodeStreams(self._root, number)
+
+    def _open(self, *, any_loop: bool = False) -> tuple[Engine, Opened]:
+        """Return the engine if the sampler is open and the caller is in its event loop."""
+        if self._engine is None:
+            message = (
+                "the sampler was not started; use `async with AsyncSampler(...) as sampler:` or "
+                "await sampler.start() first"
+            )
+            raise SamplerStateError(message)
+        if self._is_closed or self._opened is None:
+            state = "is closed; open a new AsyncSampler"
+            if not self._is_closed:
+                state = "is still starting; await its start() first"
+            message = f"{self!r} {state}"
+            raise SamplerStateError(message)
+        if not any_loop and asyncio.get_running_loop() is not self._loop:
+            assert self._loop is not None
+            state = "is closed now" if self._loop.is_closed() else "runs elsewhere"
+            message = (
+                f"{self!r} was started in an event loop that {state}, and is used from another; "
+                "open one sampler in each event loop, or send the call there with "
+                "asyncio.run_coroutine_threadsafe"
+            )
+            raise EventLoopError(message)
+        return self._engine, self._opened
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Of one environment."""
+        return self._open(any_loop=True)[1].observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Of one environment."""
+        return self._open(any_loop=True)[1].action_space
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counts and times since the start, as a copy."""
+        return self._engine.statistics() if self._engine is not None else Statistics()
+
+    def __repr__(self) -> str:
+        name = self._maker.name
+        if self._engine is None:
+            return f"<AsyncSampler {name} [not started]>"
+        if self._is_closed:
+            return f"<AsyncSampler {name} [closed]>"
+        workers, busy, idle, requests = self._engine.counts()
+        return (
+            f"<AsyncSampler {name} [{workers} workers, {busy} rows busy, {idle} idle, "
+            f"{requests} requests]>"
+        )
+
+
+def _as_task(task: Any) -> Task | None:
+    if task is None:
+        return None
+    try:
+        payload: bytes = cloudpickle.dumps(task)
+    except Exception as error:
+        message = f"the task {task!r} cannot be sent to a worker: {error}; use plain data"
+        raise ConfigurationError(message) from error
+    return Task(payload, pickle.loads(payload))
+
+
+def _deliverer(
+    loop: asyncio.AbstractEventLoop, future: "asyncio.Future[BatchEpisodes]"
+) -> Callable[[BatchEpisodes | BaseException], None]:
+    def set_result(result: BatchEpisodes | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def deliver(result: BatchEpisodes | BaseException) -> None:
+        # A caller whose loop has ended awaits nothing any more.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(set_result, result)
+
+    return deliver

@@ -1,0 +1,125 @@
+"""A policy as it was when a request was made.
+
+What the learner does to its parameters afterwards does not reach the episodes under way.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.func import functional_call
+
+from asyncmaml.errors import ParameterError, PolicyError
+
+Policy = Callable[..., Distribution]
+"""`policy(observations, params=None)`, or an `nn.Module` that takes observations only."""
+
+
+class PolicySnapshot:
+    """A policy, its parameters and buffers, at one moment, on the sampler's device.
+
+    Args:
+        policy: See `Policy`.
+        params: Replace the policy's own, by name; None: its own.
+        device: Where the forward runs.
+
+    Raises:
+        ParameterError: Names are missing or unknown, a shape differs, or a value is no tensor.
+        PolicyError: The policy cannot be called, or not be copied.
+    """
+
+    def __init__(
+        self, policy: Policy, params: Mapping[str, Tensor] | None, device: torch.device
+    ) -> None:
+        if not callable(policy):
+            message = (
+                f"the policy is {policy!r}; wanted a callable "
+                "policy(observations, params=None) -> torch.distributions.Distribution"
+            )
+            raise PolicyError(message)
+        self._is_functional = _takes_params(policy)
+        if params is not None:
+            _check_params(policy, params, self._is_functional)
+        self.policy = policy
+        if isinstance(policy, nn.Module):
+            if self._is_functional and params is None:
+                params = dict(policy.named_parameters())
+            if not self._is_functional or any(True for _ in policy.buffers()):
+                # functional_call swaps a module's tensors in place while it runs, and the
+                # learner may use the module at that moment: the sampler has its own copy.
+                self.policy = _copy(policy).to(device)
+        self._params = None if params is None else _snapshot(params, device)
+
+    def __call__(self, observations: Tensor) -> Distribution:
+        """Return the distribution of the actions that answer the observations."""
+        if self._is_functional:
+            return self.policy(observations, self._params)
+        if self._params is None:
+            return self.policy(observations)
+        assert isinstance(self.policy, nn.Module)
+        result: Distribution = functional_call(self.policy, self._params, (observations,))
+        return result
+
+
+def _takes_params(policy: Policy) -> bool:
+    call: Any = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        return "params" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
+def _snapshot(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.detach().clone().to(device) for name, value in params.items()}
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        message = (
+            f"{type(module).__name__} could not be copied ({error}); the sampler needs a copy of "
+            "a module that takes observations only: remove tensors that are part of a graph from "
+            "its attributes, or give forward a second argument params=None"
+        )
+        raise PolicyError(message) from error
+
+
+def _check_params(policy: Policy, params: Mapping[str, Tensor], is_functional: bool) -> None:
+    if not isinstance(params, Mapping):
+        message = (
+            f"params is a {type(params).__name__}; wanted a dict of parameter name to Tensor, "
+            "such as dict(policy.named_parameters())"
+        )
+        raise ParameterError(message)
+    for name, value in params.items():
+        if not isinstance(value, Tensor):
+            message = f"params[{name!r}] is a {type(value).__name__}; wanted a torch.Tensor"
+            raise ParameterError(message)
+    if not isinstance(policy, nn.Module):
+        if not is_functional:
+            message = (
+                f"{policy!r} takes no params and is no nn.Module, so the params given could not "
+                "reach it; give it a second argument params=None"
+            )
+            raise ParameterError(message)
+        return
+    own = dict(policy.named_parameters())
+    missing, extra = sorted(own.keys() - params.keys()), sorted(params.keys() - own.keys())
+    if missing or extra:
+        message = (
+            f"the params given for {type(policy).__name__} lack {missing or 'nothing'} and have "
+            f"{extra or 'nothing'} too many; wanted exactly the names of its named_parameters()"
+        )
+        raise ParameterError(message)
+    for name, value in params.items():
+        if value.shape != own[name].shape:
+            message = (
+                f"params[{name!r}] has shape {tuple(value.shape)}; "
+                f"{type(policy).__name__} wants {tuple(own[name].shape)}"
+            )
+            raise ParameterError(message)
