@@ -1,6 +1,5 @@
 """The device executor: forwards and action drawing for the rows of one tick."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ class Actor:
         log.actions[entries] = actions[:count].cpu().numpy()
         chances = log_probs[:count].cpu().numpy()
         log.log_probs[entries] = chances
-        if not math.isfinite(_total(chances)) or not math.isfinite(_total(log.actions[entries])):
+        if not (np.isfinite(chances).all() and np.isfinite(log.actions[entries]).all()):
             _refuse_not_finite(log.actions[entries], chances)
 
 
@@ -109,11 +108,6 @@ class ActionWriter:
             clipped: NDArray[Any] = np.clip(actions, self._low, self._high)
             return clipped
         return actions + self._offset if self._offset else actions
-
-
-def _total(values: NDArray[Any]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(values.sum())
 
 
 def _refuse_not_finite(actions: NDArray[Any], log_probs: NDArray[Any]) -> None:

@@ -58,6 +58,7 @@ class Coordinator:
         self.lanes = lanes
         self.statistics = statistics
         self._table = table
+        self._all_rows = np.arange(len(table.owners))
         self._actor = actor
         self._write_actions = write_actions
         self._log = log
@@ -71,6 +72,7 @@ class Coordinator:
         self._forgotten_tasks: list[int] = []
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
+        self._num_stepping = 0  # lanes that have yet to reply
         self._busy_until = time.perf_counter()
         self._broken: AsyncMAMLError | None = None
         self._lost_environment_seconds = 0.0
@@ -137,7 +139,11 @@ class Coordinator:
     def stepped(self, lane: Lane, failures: list[RowFailure]) -> None:
         """Take a lane's reply; the next tick works on it."""
         self._replies.append((lane, failures))
-        self._request_tick()
+        self._num_stepping -= 1
+        if self._num_stepping:
+            self._request_tick()
+        else:  # no other reply can be on its way
+            self._tick()
 
     def lose(self, lane: Lane, error: EpisodeError, max_attempts: int) -> None:
         """Give the episodes of a lost lane to other rows, to be run again from their seeds.
@@ -147,7 +153,10 @@ class Coordinator:
             error: Delivered to a request one of whose episodes has lost `max_attempts` workers.
             max_attempts: Workers that one episode may lose.
         """
-        self._replies = [reply for reply in self._replies if reply[0] is not lane]
+        replies = [reply for reply in self._replies if reply[0] is not lane]
+        if lane.is_stepping and len(replies) == len(self._replies):
+            self._num_stepping -= 1
+        self._replies = replies
         if lane.pending is not None:
             self._log.drop(lane.pending)
         for request, ids in lane.unclaimed(0):
@@ -198,7 +207,7 @@ class Coordinator:
         lanes = [lane for lane in self.lanes if lane.is_available]
         self._forget_tasks(lanes)
         self._deal(lanes)
-        acting = [lane for lane in lanes if lane.active().size]
+        acting = [lane for lane in lanes if lane.active().count]
         gathered = acted = began
         if acting:
             rows = self._gather(acting)
@@ -208,7 +217,7 @@ class Coordinator:
             self._scatter(acting)
             statistics.ticks += 1
         for lane in lanes:
-            lane.begin_step(began)
+            self._num_stepping += lane.begin_step(began)
         ended = time.perf_counter()
         statistics.gather_seconds += gathered - began
         statistics.forward_seconds += acted - gathered
@@ -220,18 +229,21 @@ class Coordinator:
         arrays = lane.arrays
         pending, lane.pending = lane.pending, None
         if pending is not None:
-            rows = pending.rows
-            is_full = len(rows) == lane.num_rows
-            self._log.complete(pending, arrays.rewards if is_full else arrays.rewards[rows])
-            self._table.steps[lane.first_row + rows] += 1
-            self.statistics.transitions += len(rows)
+            rows = lane.acting
+            self._log.complete(pending, arrays.rewards[rows.local])
+            self._table.steps[rows.table] += 1
+            self.statistics.transitions += rows.count
         lane.end_step()
         num_taken = 0
         if arrays.outcomes.any():
             num_taken = self._settle(lane, failures)
-        if lane.offers:
-            for request, ids in reversed(lane.unclaimed(num_taken)):
-                self._give_back(request, ids)
+        if num_taken:
+            self._reclaim(lane, num_taken)
+
+    def _reclaim(self, lane: Lane, num_taken: int) -> None:
+        """Take back the offers that a lane's rows have not taken."""
+        for request, ids in reversed(lane.unclaimed(num_taken)):
+            self._give_back(request, ids)
 
     def _settle(self, lane: Lane, failures: list[RowFailure]) -> int:
         """See to the rows whose episode ended or failed; return the offers that were taken."""
@@ -291,6 +303,11 @@ class Coordinator:
     def _deal(self, lanes: list[Lane]) -> None:
         """Hand out episodes: to idle rows first, then as offers to rows that may finish."""
         queue = self._queue
+        if not len(queue) and any(lane.num_idle for lane in self.lanes):
+            # An idle row before one that may finish: what stands as an offer is needed now.
+            for lane in lanes:
+                if lane.offers:
+                    self._reclaim(lane, 0)
         if not len(queue):
             return
         # An even share for each lane, also for those that are stepping now: else the first
@@ -307,10 +324,9 @@ class Coordinator:
         for lane in lanes:
             if not len(queue):
                 return
-            share = -(-len(queue) // len(self.lanes))
-            count = min(share, lane.active().size)
-            if count:
-                lane.offer(queue.take(count))
+            if not lane.offers and lane.active().count:
+                share = -(-len(queue) // len(self.lanes))
+                lane.offer(queue.take(min(share, lane.active().count)))
 
     def _start(self, lane: Lane, work: Iterable[tuple[Request, range]]) -> None:
         idle = iter(lane.idle_rows())
@@ -322,21 +338,20 @@ class Coordinator:
         """Enter the waiting rows of these lanes into the log; return the rows."""
         log, table = self._log, self._table
         actives = [lane.active() for lane in lanes]
-        parts = [lane.first_row + active for lane, active in zip(lanes, actives, strict=True)]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if not log.has_room(len(rows)):
+        rows: slice | NDArray[np.intp] = actives[0].table
+        if len(lanes) > 1:
+            rows = np.concatenate([self._all_rows[active.table] for active in actives])
+        count = sum(active.count for active in actives)
+        if not log.has_room(count):
             pending = [lane.pending for lane in self.lanes if lane.pending is not None]
             log.empty(self._requests.values(), pending)
         stop = log.append(table.owners[rows], table.batch_ids[rows], table.steps[rows])
         for lane, active in zip(lanes, actives, strict=True):
-            start, stop = stop, stop + len(active)
-            lane.pending = Pending(start, stop, active)
-            observations = lane.arrays.observations
-            if len(active) == lane.num_rows:
-                log.observations[start:stop] = observations
-            else:
-                np.take(observations, active, axis=0, out=log.observations[start:stop])
-        return rows
+            start, stop = stop, stop + active.count
+            lane.pending = Pending(start, stop)
+            lane.acting = active
+            log.observations[start:stop] = lane.arrays.observations[active.local]
+        return self._all_rows[rows]
 
     def _act(self, rows: NDArray[np.intp], lanes: list[Lane]) -> None:
         """Draw the actions of the entries just made, one forward for each request."""
@@ -347,7 +362,7 @@ class Coordinator:
         owners = self._log.owners[start:stop]
         slot = int(owners[0])
         with torch.inference_mode():
-            if (owners == slot).all():
+            if len(self._requests) == 1 or (owners == slot).all():
                 self._act_for(self._requests[slot], slice(start, stop), rows)
                 return
             for slot in np.unique(owners).tolist():
@@ -378,14 +393,14 @@ class Coordinator:
             pending = lane.pending
             assert pending is not None
             actions = self._write_actions(self._log.actions[pending.start : pending.stop])
-            if len(pending.rows) == lane.num_rows:
-                lane.arrays.actions[:] = actions
-            else:
-                lane.arrays.actions[pending.rows] = actions
+            lane.arrays.actions[lane.acting.local] = actions
 
     def _forget_tasks(self, lanes: list[Lane]) -> None:
         if not self._forgotten_tasks:
             return
+        # A standing offer may still name a task that is about to go.
+        for lane in lanes:
+            self._reclaim(lane, 0)
         # A lane that is stepping is told after its reply: its offers may still name the task.
         for number in self._forgotten_tasks:
             for lane in lanes:

@@ -66,6 +66,8 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._is_stopping = False
+        self.task_env: gymnasium.Env[Any, Any] | None = None
+        """Tasks are drawn from it, in the caller's thread; None where the environment has none."""
         self._lock = threading.Lock()
         self.opened: concurrent.futures.Future[Opened] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -171,6 +173,8 @@ class Engine:
         finally:
             stopping.cancel()
             await pool.close()
+            if self.task_env is not None:
+                self.task_env.close()
             with self._lock:
                 self._is_stopping = True
 
@@ -184,6 +188,9 @@ class Engine:
 
     async def _open(self, pool: WorkerPool, row_block: int) -> tuple[Coordinator, Opened]:
         ready = await pool.open()
+        if ready.has_tasks:
+            # Here and not when it is first asked for: making one may take a while.
+            self.task_env = self._maker.make()
         observation = record_type(ready.observation_space, "observation")
         action = record_type(ready.action_space, "action")
         num_lanes = max(1, self._settings.num_workers)

@@ -4,7 +4,8 @@ Rows are numbered through all lanes: row r of a lane is `first_row + r` in the a
 `RowTable`. A lane's shared arrays are the coordinator's only while the lane is not stepping.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,30 @@ class RowTable:
         self.steps[row] = 0
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Some of a lane's rows. Where it is all of them, indexing makes views and copies nothing."""
+
+    count: int
+    local: slice | NDArray[np.intp]
+    """As they are counted within the lane."""
+    table: slice | NDArray[np.intp]
+    """As they are counted through all lanes."""
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return no rows."""
+        return cls(0, slice(0, 0), slice(0, 0))
+
+    @classmethod
+    def where(cls, mask: NDArray[np.bool_], first_row: int) -> Self:
+        """Return the rows of a lane where the mask is true."""
+        if mask.all():
+            return cls(len(mask), slice(None), slice(first_row, first_row + len(mask)))
+        local = np.flatnonzero(mask)
+        return cls(len(local), local, first_row + local)
+
+
 class Lane:
     """The rows of one link, and what they were last told.
 
@@ -54,11 +79,16 @@ class Lane:
         self.is_stepping = False
         self.stepping_since = 0.0
         self.pending: Pending | None = None
+        self.acting = Rows.none()
+        """The rows of the entries in `pending`. Not what `active()` says later: a request that is
+        cancelled leaves its rows at once, but not the step under way."""
         self.offers: list[tuple[Request, range]] = []
         self.known_tasks: set[int] = set()
         self._orders = np.full(num_rows, _IDLE, np.uint8)
         self._has_changed = True
-        self._active: NDArray[np.intp] = np.empty(0, np.intp)
+        self._has_starts = False
+        self._active = Rows.none()
+        self._num_idle = num_rows
 
     @property
     def arrays(self) -> Arrays:
@@ -74,12 +104,14 @@ class Lane:
     @property
     def num_idle(self) -> int:
         """Rows without an episode."""
-        return self.num_rows - int(np.count_nonzero(self._orders))
+        self.active()
+        return self._num_idle
 
-    def active(self) -> NDArray[np.intp]:
-        """Return the rows, counted within the lane, that are in an episode and wait for actions."""
+    def active(self) -> Rows:
+        """Return the rows that are in an episode and wait for actions."""
         if self._has_changed:
-            self._active = np.flatnonzero(self._orders == _STEP)
+            self._active = Rows.where(self._orders == _STEP, self.first_row)
+            self._num_idle = self.num_rows - int(np.count_nonzero(self._orders))
             self._has_changed = False
         return self._active
 
@@ -104,14 +136,15 @@ class Lane:
     def end_step(self) -> None:
         """Note that the reply is in: rows that were to start are in their episodes now."""
         self.is_stepping = False
-        starting = self._orders == _START
-        if starting.any():
-            self._orders[starting] = _STEP
+        if self._has_starts:
+            self._orders[self._orders == _START] = _STEP
+            self._has_starts = False
             self._has_changed = True
 
     def start(self, row: int, request: Request, batch_id: int, seed: int) -> None:
         """Have an idle row begin an episode with the next step."""
         self._order(row, _START)
+        self._has_starts = True
         self.arrays.start_seed[row] = seed
         self.arrays.start_task[row] = self._tell_task(request)
         self._table.begin(self.first_row + row, request, batch_id)
@@ -127,8 +160,9 @@ class Lane:
         self._table.owners[self.first_row + row] = NOBODY
 
     def _order(self, row: int, order: int) -> None:
-        self._orders[row] = order
-        self._has_changed = True
+        if self._orders[row] != order:
+            self._orders[row] = order
+            self._has_changed = True
 
     def offer(self, offers: list[tuple[Request, range]]) -> None:
         """Offer episodes to the rows whose own end in the next step."""
@@ -193,6 +227,7 @@ class Lane:
         lost = [(int(owners[row]), int(ids[row])) for row in np.flatnonzero(owners != NOBODY)]
         owners[:] = NOBODY
         self._orders[:] = _IDLE
+        self._has_starts = False
         self._has_changed = True
         self.link = None
         self.is_stepping = False

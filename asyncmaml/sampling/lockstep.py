@@ -19,7 +19,7 @@ from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import sample_tasks
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import SamplerStateError
-from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
+from asyncmaml.sampling.actions import ActionPlan, draw_actions, draw_noise, plan_actions
 from asyncmaml.sampling.actor import to_environment
 from asyncmaml.sampling.arguments import (
     fraction,
@@ -129,62 +129,49 @@ class BatchSampler:
         streams: EpisodeStreams,
         row_block: int,
     ) -> None:
-        num_rows = self._envs.num_envs
-        rows = np.full(num_rows, _IDLE)  # each row's batch id
-        steps = np.zeros(num_rows, np.int64)
+        rows = _RowNoise(streams, self._envs.num_envs)
+        batch_ids = np.full(self._envs.num_envs, _IDLE)
+        done = np.ones(self._envs.num_envs, np.bool_)
         next_id = 0
-        plan: ActionPlan | None = None
-        noise: list[NDArray[np.float32] | None] = [None] * num_rows
-        done = np.ones(num_rows, np.bool_)
         observations: Any = None
         while True:
-            seeds: list[int | None] = [0] * num_rows
-            for row in np.flatnonzero(done):
-                rows[row] = next_id if next_id < episodes.batch_size else _IDLE
-                steps[row] = 0
-                if rows[row] != _IDLE:
+            seeds: list[int | None] = [0] * len(done)
+            for row in np.flatnonzero(done).tolist():
+                batch_ids[row] = _IDLE
+                if next_id < episodes.batch_size:
+                    batch_ids[row] = next_id
                     seeds[row] = streams.reset_seed(next_id)
                     next_id += 1
-            active = np.flatnonzero(rows != _IDLE)
+            active = np.flatnonzero(batch_ids != _IDLE)
             if not active.size:
                 return
             if done.any():
                 # Rows without an episode are reset and stepped along; nothing of them is kept.
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
-            seen = self._recorded(observations)
+            seen = np.array(observations, self._observation_type)
             distribution = policy(padded(torch.from_numpy(seen[active]), row_block))
-            if plan is None:
+            if rows.plan is None:
                 count = len(active) + -len(active) % row_block
-                plan = plan_actions(distribution, count, self.action_space)
-            drawn = np.empty((len(active), plan.width), np.float32)
-            for index, row in enumerate(map(int, active)):
-                block, within = divmod(int(steps[row]), plan.steps)
-                if within == 0:
-                    noise[row] = streams.noise(plan.kind, int(rows[row]), block, plan.width)
-                drawn[index] = noise[row][within]  # type: ignore[index]  # drawn at step 0
-            actions, log_probs = draw_actions(
-                distribution, padded(torch.from_numpy(drawn), row_block)
+                rows.plan = plan_actions(distribution, count, self.action_space)
+            noise = padded(torch.from_numpy(rows.draw(batch_ids, done)[active]), row_block)
+            drawn, log_probs = draw_actions(distribution, noise)
+            actions = np.zeros((len(done), *drawn.shape[1:]), self._action_type)
+            actions[active] = drawn[: len(active)].numpy()
+            observations, rewards, terminated, truncated, _ = self._envs.step(
+                self._to_environment(actions).astype(self._action_type, copy=False)
             )
-            acted = actions[: len(active)].numpy()
-            sent = np.zeros((num_rows, *acted.shape[1:]), self._action_type)
-            sent[active] = self._to_environment(acted)
-            observations, rewards, terminated, truncated, _ = self._envs.step(sent)
             episodes.append(
                 seen[active],
-                acted,
+                actions[active],
                 rewards[active].astype(np.float32),
-                rows[active],
+                batch_ids[active],
                 log_probs[: len(active)].numpy(),
             )
-            steps += 1
             done = terminated | truncated
-            ended = np.flatnonzero(done & (rows != _IDLE))
+            ended = np.flatnonzero(done & (batch_ids != _IDLE))
             if ended.size:
-                last = self._recorded(observations)[ended]
-                episodes.finish(rows[ended], last, terminated[ended], truncated[ended])
-
-    def _recorded(self, observations: NDArray[Any]) -> NDArray[Any]:
-        return np.array(observations, self._observation_type)
+                last = np.array(observations, self._observation_type)[ended]
+                episodes.finish(batch_ids[ended], last, terminated[ended], truncated[ended])
 
     def sample_tasks(self, num_tasks: int) -> list[Any]:
         """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
@@ -221,3 +208,30 @@ class BatchSampler:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _RowNoise:
+    """The action noise of rows that step together, each in an episode of its own."""
+
+    def __init__(self, streams: EpisodeStreams, num_rows: int) -> None:
+        self.plan: ActionPlan | None = None  # known after the first forward
+        self._streams = streams
+        self._steps = np.zeros(num_rows, np.int64)
+        self._blocks: list[NDArray[np.float32] | None] = [None] * num_rows
+
+    def draw(self, batch_ids: NDArray[Any], started: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Return the noise of each row's next step, shape `(R, columns)`; 0 for idle rows."""
+        plan = self.plan
+        assert plan is not None
+        self._steps[started] = 0
+        noise = np.zeros((len(batch_ids), plan.columns), np.float32)
+        for row in np.flatnonzero(batch_ids != _IDLE).tolist():
+            block, within = divmod(int(self._steps[row]), plan.steps)
+            if within == 0:
+                batch_id = int(batch_ids[row])
+                self._blocks[row] = draw_noise(plan, self._streams, batch_id, block)
+            drawn = self._blocks[row]
+            assert drawn is not None
+            noise[row] = drawn[within]
+        self._steps += 1
+        return noise

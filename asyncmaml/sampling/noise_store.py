@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncmaml.sampling.actions import ActionPlan
+from asyncmaml.sampling.actions import ActionPlan, draw_noise
 from asyncmaml.sampling.requests import Request
 
 
@@ -23,18 +23,17 @@ class NoiseStore:
         batch_ids: NDArray[np.int64],
         steps: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """Return the noise of one request's rows at their steps, shape `(N, width)`."""
+        """Return the noise of one request's rows at their steps, shape `(N, columns)`."""
         plan = request.plan
         assert plan is not None
         blocks = self._blocks.get(plan)
         if blocks is None:
-            shape = (self._num_rows, plan.steps, plan.width)
+            shape = (self._num_rows, plan.steps, plan.columns)
             blocks = self._blocks[plan] = np.zeros(shape, np.float32)
         within: NDArray[Any] = steps & (plan.steps - 1)
         for index in np.flatnonzero(within == 0).tolist():
             block = int(steps[index]) // plan.steps
-            blocks[rows[index]] = request.streams.noise(
-                plan.kind, int(batch_ids[index]), block, plan.width
-            )
+            batch_id = int(batch_ids[index])
+            blocks[rows[index]] = draw_noise(plan, request.streams, batch_id, block)
         gathered: NDArray[np.float32] = blocks[rows, within]
         return gathered

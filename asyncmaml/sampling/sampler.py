@@ -110,7 +110,6 @@ class AsyncSampler:
         self._num_requests = 0
         self._num_task_draws = 0
         self._task: Task | None = None
-        self._task_env: gymnasium.Env[Any, Any] | None = None
         self._engine: Engine | None = None
         self._opened: Opened | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,9 +160,6 @@ class AsyncSampler:
         # Shielded: the future belongs to the engine, which sets it when all has ended.
         await asyncio.shield(asyncio.wrap_future(engine.closed))
         engine.stop_and_join()
-        if self._task_env is not None:
-            self._task_env.close()
-            self._task_env = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -249,13 +245,17 @@ class AsyncSampler:
             ConfigurationError: The environment has no tasks.
             SamplerStateError: The sampler is not open.
         """
-        self._open(any_loop=True)
+        engine, _ = self._open(any_loop=True)
         number = whole_number("num_tasks", num_tasks, 1)
-        if self._task_env is None:
-            self._task_env = self._maker.make()
+        if engine.task_env is None:
+            message = (
+                f"no tasks can be drawn from {self._maker.name}: it has no sample_tasks(num_tasks) "
+                "with reset_task(task); add them to the environment, or make the tasks yourself"
+            )
+            raise ConfigurationError(message)
         seed = task_seed(self._root, self._num_task_draws)
         self._num_task_draws += 1
-        return sample_tasks(self._task_env, number, seed)
+        return sample_tasks(engine.task_env, number, seed)
 
     async def reset_task(self, task: Any) -> None:
         """Make `task` the default of later calls; None: the environment's own, initial task."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUMBERS_PER_BLOCK = 512
-_MAX_STEPS_PER_BLOCK = 32
+_MAX_STEPS_PER_BLOCK = 64
 
 
 def steps_per_block(width: int) -> int:
@@ -90,20 +90,21 @@ class EpisodeStreams:
         """Return the reset seeds of the batch ids `start` to `stop - 1`."""
         return np.array([self.reset_seed(batch_id) for batch_id in range(start, stop)], np.int64)
 
-    def noise(self, kind: Noise, batch_id: int, block: int, width: int) -> NDArray[np.float32]:
+    def noise(
+        self, kind: Noise, batch_id: int, block: int, shape: tuple[int, int]
+    ) -> NDArray[np.float32]:
         """Draw the noise of one block of an episode's steps.
 
         Args:
             kind: Standard normal, standard Gumbel, or uniform in (0, 1).
             batch_id: The episode.
             block: Steps `block * steps_per_block(width)` and the following ones.
-            width: Numbers that one action takes.
+            shape: `(steps_per_block(width), width)`, with the numbers that one action takes.
 
         Returns:
-            Shape `(steps_per_block(width), width)`.
+            Of that shape.
         """
         self._seek(kind, batch_id, block)
-        shape = (steps_per_block(width), width)
         if kind is Noise.NORMAL:
             return self._generator.standard_normal(shape, dtype=np.float32)
         if kind is Noise.GUMBEL:

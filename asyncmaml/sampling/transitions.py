@@ -29,9 +29,6 @@ class Pending:
 
     start: int
     stop: int
-    rows: NDArray[np.intp]
-    """Their rows, counted within the lane. Not what the lane would say later: a request that is
-    cancelled meanwhile leaves its rows, but not the step under way."""
 
 
 class TransitionLog:

@@ -7,7 +7,6 @@ takes the next offered episode at once, and its true last observation is kept ap
 first one of the episode that follows.
 """
 
-import math
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -84,14 +83,13 @@ class Rows(ABC):
     def _refuse_not_finite(self) -> None:
         """Fail the rows with a NaN or an infinity where an episode would record it."""
         arrays = self._arrays
-        # One sum is cheaper than one test per number. It may overflow: then the rows are tested.
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = float(arrays.rewards.sum())
-            if self._floating:
-                total += float(arrays.observations.sum())
-                if arrays.outcomes.any():
-                    total += float(arrays.last_observations.sum())
-        if math.isfinite(total):
+        if np.isfinite(arrays.rewards).all() and (
+            not self._floating
+            or (
+                np.isfinite(arrays.observations).all()
+                and (not arrays.outcomes.any() or np.isfinite(arrays.last_observations).all())
+            )
+        ):
             return
         for row in np.flatnonzero(arrays.orders).tolist():
             outcome = int(arrays.outcomes[row])
