@@ -14,9 +14,9 @@ if TYPE_CHECKING:
         CategoricalMLPPolicy,
         MultiCategoricalMLPPolicy,
         NormalMLPPolicy,
-        load_policy,
-        policy_for_spaces,
     )
+    from asyncmaml.learning.policy_files import load_policy
+    from asyncmaml.learning.policy_spaces import policy_for_spaces
     from asyncmaml.sampling.lockstep import BatchSampler
     from asyncmaml.sampling.sampler import AsyncSampler
     from asyncmaml.sampling.statistics import Statistics
@@ -32,8 +32,8 @@ _HOMES = {
     "MultiCategoricalMLPPolicy": "asyncmaml.learning.policies",
     "NormalMLPPolicy": "asyncmaml.learning.policies",
     "Statistics": "asyncmaml.sampling.statistics",
-    "load_policy": "asyncmaml.learning.policies",
-    "policy_for_spaces": "asyncmaml.learning.policies",
+    "load_policy": "asyncmaml.learning.policy_files",
+    "policy_for_spaces": "asyncmaml.learning.policy_spaces",
 }
 
 __all__ = [

@@ -22,9 +22,9 @@ from asyncmaml.learning.policies import (
     MLPPolicy,
     MultiCategoricalMLPPolicy,
     NormalMLPPolicy,
-    load_policy,
-    policy_for_spaces,
 )
+from asyncmaml.learning.policy_files import load_policy
+from asyncmaml.learning.policy_spaces import policy_for_spaces
 
 
 @pytest.fixture(autouse=True)
@@ -428,6 +428,7 @@ VECTOR, CHOICE = Box(-1, 1, (3,)), Discrete(4)
         (VECTOR, Box(-1, 1, (2,), np.float64), NormalMLPPolicy),
         (VECTOR, MultiDiscrete([2, 3]), MultiCategoricalMLPPolicy),
         (Discrete(5), CHOICE, CategoricalMLPPolicy),
+        (Discrete(5, start=-2), CHOICE, CategoricalMLPPolicy),
         (Box(0, 255, (4, 4, 3), np.uint8), MultiDiscrete([2, 3]), MultiCategoricalMLPPolicy),
     ],
 )
@@ -450,11 +451,9 @@ def test_policy_fits_its_spaces(
     [
         (MultiBinary(3), CHOICE, "no policy for observations of MultiBinary"),
         (Box(-1, 1, ()), CHOICE, "no policy for observations of Box"),
-        (Discrete(3, start=1), CHOICE, "no policy for observations of Discrete"),
         (VECTOR, MultiBinary(3), "no policy for actions of MultiBinary"),
         (VECTOR, Box(0, 9, (2,), np.int64), "no policy for actions of Box"),
         (VECTOR, Box(-1, 1, (2, 2)), "no policy for actions of Box"),
-        (VECTOR, Discrete(3, start=1), "no policy for actions of Discrete"),
         (VECTOR, MultiDiscrete(np.array([[2, 3]])), "no policy for actions of MultiDiscrete"),
         (VECTOR, MultiDiscrete([2, 3], start=[0, 1]), "no policy for actions of MultiDiscrete"),
     ],
@@ -466,13 +465,26 @@ def test_space_without_a_policy_is_refused(
         policy_for_spaces(observation_space, action_space)
 
 
+def test_actions_count_from_zero_wherever_their_space_starts() -> None:
+    policy = policy_for_spaces(VECTOR, Discrete(3, start=7), (8,))
+    assert policy(torch.zeros(200, 3)).sample().unique().tolist() == [0, 1, 2]
+
+
+def test_index_counts_from_the_start_of_its_space() -> None:
+    policy = policy_for_spaces(Discrete(3, start=7), CHOICE, (8,))
+    from_zero = policy_for_spaces(Discrete(3), CHOICE, (8,))
+    from_zero.load_state_dict(policy.state_dict())
+    found, expected = policy(torch.tensor([7, 8, 9])), from_zero(torch.arange(3))
+    assert all(map(torch.equal, numbers(found), numbers(expected)))
+
+
 # ---- files ----
 
 
 @pytest.mark.parametrize(
     "policy",
     [
-        CategoricalMLPPolicy(3, 4, (8, 5), "tanh", observation_ndim=0),
+        CategoricalMLPPolicy(3, 4, (8, 5), "tanh", observation_ndim=0, observation_start=-1),
         NormalMLPPolicy(3, 2, (8,), functional.elu, init_std=0.3, min_std=0.2),
         MultiCategoricalMLPPolicy(3, (2, 4), (), observation_ndim=2).double(),
     ],
@@ -483,7 +495,7 @@ def test_loaded_policy_equals_the_saved_one(policy: MLPPolicy, tmp_path: Path) -
     loaded = load_policy(tmp_path / "policy.pt")
     assert type(loaded) is type(policy)
     shapes = {0: (5,), 1: (5, 3), 2: (5, 1, 3)}
-    observations = torch.randint(0, 3, shapes[policy.observation_ndim])
+    observations = torch.randint(0, 3, shapes[policy.observation_ndim]) + policy.observation_start
     found, expected = numbers(loaded(observations)), numbers(policy(observations))
     assert all(map(torch.equal, found, expected))
     assert all(parameter.requires_grad for parameter in loaded.parameters())

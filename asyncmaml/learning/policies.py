@@ -1,250 +1,18 @@
-"""Policies: multi-layer perceptrons whose parameters may come from outside.
-
-`policy(observations, params)` is a function of both: `params` holds a tensor under each name of
-`named_parameters()`, and None means the policy's own. Parameters with one more leading axis M are
-M policies at once: the observations then carry the same leading axis, and so does the
-distribution.
-
-Layers are named `layer1`, `layer2`, ... and the head of the normal policy `mu` with `sigma`, the
-logarithm of its standard deviation, as in dragen1860/MAML-Pytorch-RL and
-tristandeleu/pytorch-maml-rl (`maml_rl/policies/`), whose checkpoints therefore load. From there
-also the start: weights `xavier_uniform_`, biases 0.
-"""
+"""The policies: an `MLPPolicy` for each kind of action (one choice, numbers, several choices)."""
 
 import math
-import os
-import pickle
-from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from asyncmaml.errors import ConfigurationError, ParameterError, UnsupportedSpaceError
+from asyncmaml.errors import ConfigurationError
+from asyncmaml.learning.mlp import MLPPolicy, Nonlinearity, Params
 
-if TYPE_CHECKING:
-    import gymnasium
-
-Params: TypeAlias = Mapping[str, Tensor]
-Nonlinearity: TypeAlias = Callable[[Tensor], Tensor]
-
-# By name, so that a saved policy holds plain data; the first of each is the one that runs.
-_NONLINEARITIES: dict[str, tuple[Nonlinearity, ...]] = {
-    "relu": (torch.relu, F.relu),
-    "tanh": (torch.tanh, F.tanh),
-    "sigmoid": (torch.sigmoid, F.sigmoid),
-    "elu": (F.elu,),
-    "gelu": (F.gelu,),
-    "leaky_relu": (F.leaky_relu,),
-    "silu": (F.silu,),
-    "softplus": (F.softplus,),
-}
-
-
-class MLPPolicy(nn.Module):
-    """What the policies below have in common; they differ in the distribution alone.
-
-    `observation_ndim` tells how many trailing axes make up one observation: 1 for a vector; 0 for
-    an integer index, which becomes one-hot; more for images, which are flattened. Images of
-    uint8 are scaled to [0, 1]. All axes before are batch axes.
-    """
-
-    accepts_stacked_params: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        hidden_sizes: Sequence[int],
-        nonlinearity: Nonlinearity | str,
-        observation_ndim: int,
-        head: str | None = None,
-    ) -> None:
-        super().__init__()
-        sizes = [int(size) for size in (input_size, *hidden_sizes, output_size)]
-        if min(sizes) < 1 or observation_ndim < 0:
-            message = (
-                f"{type(self).__name__} needs layer sizes from 1 and observation_ndim from 0, "
-                f"got {sizes} and {observation_ndim}"
-            )
-            raise ConfigurationError(message)
-        self.input_size, self.output_size = sizes[0], sizes[-1]
-        self.hidden_sizes = tuple(sizes[1:-1])
-        self.observation_ndim = int(observation_ndim)
-        self.nonlinearity_name, self.nonlinearity = _named_nonlinearity(nonlinearity)
-        names = [f"layer{number}" for number in range(1, len(sizes))]
-        names[-1] = head or names[-1]
-        for name, inputs, outputs in zip(names, sizes, sizes[1:], strict=False):
-            layer = nn.Linear(inputs, outputs)
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-            self.add_module(name, layer)
-        self._layer_names = [(f"{name}.weight", f"{name}.bias") for name in names]
-
-    def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
-        """Return the distribution of the action for each observation.
-
-        Args:
-            observations: Shape `(N, *O)`, `(T, B, *O)` or any other batch axes; with stacked
-                parameters `(M, N, *O)` or `(M, T, B, *O)`.
-            params: Used instead of the policy's own, shaped as those or all with one more
-                leading axis M. Not checked here: `check_params` is for that.
-
-        Raises:
-            ParameterError: A name is missing.
-        """
-        if params is None:
-            params = self._own_params()
-        try:
-            return self._distribution(self._outputs(observations, params), params)
-        except KeyError:
-            self.check_params(params)
-            raise
-
-    def check_params(self, params: Params) -> None:
-        """Compare names and shapes with the policy's own parameters.
-
-        Raises:
-            ParameterError: A name is missing or unknown, or a shape is wrong: neither the own
-                one nor, for all of them, the own one behind the same leading axis M.
-        """
-        own = dict(self.named_parameters())
-        missing = [name for name in own if name not in params]
-        unknown = [name for name in params if name not in own]
-        if missing or unknown:
-            message = (
-                f"params of {type(self).__name__} lack {missing} and have {unknown} in excess; "
-                f"their names must be those of named_parameters(): {list(own)}"
-            )
-            raise ParameterError(message)
-        first = next(iter(own))
-        stack = params[first].shape[:1] if params[first].ndim > own[first].ndim else torch.Size()
-        for name, parameter in own.items():
-            if params[name].shape != stack + parameter.shape:
-                message = (
-                    f"{name} of {type(self).__name__} must have shape {tuple(parameter.shape)}, "
-                    f"all with one more leading axis for stacked tasks or none, "
-                    f"got {tuple(params[name].shape)}"
-                )
-                raise ParameterError(message)
-
-    def update_params(
-        self,
-        loss: Tensor,
-        params: Params | None = None,
-        step_size: float | Tensor | Mapping[str, float | Tensor] = 0.5,
-        first_order: bool = False,
-    ) -> OrderedDict[str, Tensor]:
-        """Take one gradient step on `loss` and return the parameters after it.
-
-        Source: Finn et al. (2017), eq. 1, https://arxiv.org/abs/1703.03400. The result stays
-        differentiable with respect to `params`. With stacked parameters the loss must be the
-        sum over tasks, for each task to step by its own gradient.
-
-        Args:
-            loss: Scalar that depends on `params`; those that it does not depend on stay.
-            params: Where to step from; None: the policy's own.
-            step_size: One for all, or one for each name, broadcast to the parameter.
-            first_order: Take the gradient as a constant: no derivative flows through it.
-
-        Raises:
-            ParameterError: No parameter requires a gradient, or a name has no step size.
-        """
-        params = OrderedDict(self.named_parameters()) if params is None else params
-        moving = [name for name, parameter in params.items() if parameter.requires_grad]
-        rates = step_size if isinstance(step_size, Mapping) else dict.fromkeys(moving, step_size)
-        if not moving or (without := [name for name in moving if name not in rates]):
-            reason = f"{without} have no step size" if moving else "none requires a gradient"
-            message = f"update_params cannot step from these params: {reason}"
-            raise ParameterError(message)
-        gradients = torch.autograd.grad(
-            loss,
-            [params[name] for name in moving],
-            create_graph=not first_order,
-            allow_unused=True,
-        )
-        updated = OrderedDict(params)
-        for name, gradient in zip(moving, gradients, strict=True):
-            if gradient is not None:
-                updated[name] = params[name] - rates[name] * gradient
-        return updated
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write class, arguments and parameters into a file for `load_policy`.
-
-        Raises:
-            ConfigurationError: The nonlinearity or the class is not one of this module.
-        """
-        if self.nonlinearity_name is None or _POLICIES.get(type(self).__name__) is not type(self):
-            message = (
-                f"cannot save {type(self).__name__} with nonlinearity {self.nonlinearity!r}: a "
-                f"file can only name {sorted(_POLICIES)} and {sorted(_NONLINEARITIES)}; save "
-                "its state_dict() instead"
-            )
-            raise ConfigurationError(message)
-        arguments = self._arguments() | {
-            "input_size": self.input_size,
-            "hidden_sizes": self.hidden_sizes,
-            "nonlinearity": self.nonlinearity_name,
-            "observation_ndim": self.observation_ndim,
-        }
-        content = {
-            "policy": type(self).__name__,
-            "arguments": arguments,
-            "state": dict(self.state_dict()),
-        }
-        torch.save(content, path)
-
-    @abstractmethod
-    def _distribution(self, outputs: Tensor, params: Params) -> Distribution:
-        """The distribution whose parameters are the network's outputs."""
-
-    @abstractmethod
-    def _arguments(self) -> dict[str, Any]:
-        """The arguments of the subclass alone, as plain data."""
-
-    def _own_params(self) -> dict[str, Tensor]:
-        """`dict(named_parameters())` in a tenth of the time; live, as functional_call wants it."""
-        modules = cast("dict[str, nn.Module]", self._modules)
-        params = dict(self._parameters)
-        for weight, bias in self._layer_names:
-            own = modules[weight[:-7]]._parameters
-            params[weight], params[bias] = own["weight"], own["bias"]
-        return cast("dict[str, Tensor]", params)
-
-    def _outputs(self, observations: Tensor, params: Params) -> Tensor:
-        """The last layer's outputs: batch axes, then `output_size`."""
-        weight = params[self._layer_names[0][0]]
-        hidden = self._vectors(observations, weight.dtype)
-        if weight.ndim == 2:
-            for weight_name, bias_name in self._layer_names[:-1]:
-                hidden = F.linear(hidden, params[weight_name], params[bias_name])
-                hidden = self.nonlinearity(hidden)
-            weight_name, bias_name = self._layer_names[-1]
-            return F.linear(hidden, params[weight_name], params[bias_name])
-        # Bit for bit the same as one task after the other, as long as no layer has fewer than 400
-        # multiplications per task (baddbmm has another kernel for those) or a width of 1.
-        batch = hidden.shape[:-1]
-        hidden = hidden.reshape(batch[0], -1, hidden.shape[-1])
-        for index, (weight_name, bias_name) in enumerate(self._layer_names):
-            if index:
-                hidden = self.nonlinearity(hidden)
-            weight, bias = params[weight_name], params[bias_name]
-            hidden = torch.baddbmm(bias.unsqueeze(1), hidden, weight.transpose(1, 2))
-        return hidden.reshape(*batch, hidden.shape[-1])
-
-    def _vectors(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
-        """One vector of `input_size` numbers per observation."""
-        if self.observation_ndim == 1:
-            return observations if observations.dtype is dtype else observations.to(dtype)
-        if self.observation_ndim == 0:
-            return F.one_hot(observations.long(), self.input_size).to(dtype)
-        flat = observations.flatten(-self.observation_ndim)
-        return flat.to(dtype) / 255 if flat.dtype is torch.uint8 else flat.to(dtype)
+__all__ = ["CategoricalMLPPolicy", "MLPPolicy", "MultiCategoricalMLPPolicy", "NormalMLPPolicy"]
 
 
 class CategoricalMLPPolicy(MLPPolicy):
@@ -258,8 +26,16 @@ class CategoricalMLPPolicy(MLPPolicy):
         nonlinearity: Nonlinearity | str = F.relu,
         *,
         observation_ndim: int = 1,
+        observation_start: int = 0,
     ) -> None:
-        super().__init__(input_size, output_size, hidden_sizes, nonlinearity, observation_ndim)
+        super().__init__(
+            input_size,
+            output_size,
+            hidden_sizes,
+            nonlinearity,
+            observation_ndim=observation_ndim,
+            observation_start=observation_start,
+        )
 
     def _distribution(self, outputs: Tensor, params: Params) -> Distribution:
         return Categorical(logits=outputs, validate_args=False)
@@ -285,9 +61,16 @@ class NormalMLPPolicy(MLPPolicy):
         init_std: float = 1.0,
         min_std: float = 1e-6,
         observation_ndim: int = 1,
+        observation_start: int = 0,
     ) -> None:
         super().__init__(
-            input_size, output_size, hidden_sizes, nonlinearity, observation_ndim, head="mu"
+            input_size,
+            output_size,
+            hidden_sizes,
+            nonlinearity,
+            observation_ndim=observation_ndim,
+            observation_start=observation_start,
+            head="mu",
         )
         if not (init_std > 0 and min_std > 0):
             message = f"init_std and min_std must be above 0, got {init_std} and {min_std}"
@@ -329,13 +112,21 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
         nonlinearity: Nonlinearity | str = F.relu,
         *,
         observation_ndim: int = 1,
+        observation_start: int = 0,
     ) -> None:
         counts = tuple(int(count) for count in nvec)
         if not counts or min(counts) < 1:
             message = f"nvec must hold a number from 1 for each choice, got {counts}"
             raise ConfigurationError(message)
         total = sum(counts)
-        super().__init__(input_size, total, hidden_sizes, nonlinearity, observation_ndim)
+        super().__init__(
+            input_size,
+            total,
+            hidden_sizes,
+            nonlinearity,
+            observation_ndim=observation_ndim,
+            observation_start=observation_start,
+        )
         self.nvec = counts
         # Which output is the logit of each action; `total` is the padding put behind them.
         places = torch.full((len(self.nvec), max(self.nvec)), total)
@@ -350,80 +141,3 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
 
     def _arguments(self) -> dict[str, Any]:
         return {"nvec": self.nvec}
-
-
-_POLICIES: dict[str, Callable[..., MLPPolicy]] = {
-    policy.__name__: policy
-    for policy in (CategoricalMLPPolicy, NormalMLPPolicy, MultiCategoricalMLPPolicy)
-}
-
-
-def policy_for_spaces(
-    observation_space: "gymnasium.Space[Any]",
-    action_space: "gymnasium.Space[Any]",
-    hidden_sizes: Sequence[int] = (100, 100),
-    nonlinearity: Nonlinearity | str = F.relu,
-) -> MLPPolicy:
-    """Return the policy that fits: from Box or Discrete to Box, Discrete or MultiDiscrete.
-
-    Raises:
-        UnsupportedSpaceError: There is none for these spaces.
-    """
-    from gymnasium.spaces import Box, Discrete, MultiDiscrete
-
-    if isinstance(observation_space, Box) and observation_space.shape:
-        input_size, ndim = math.prod(observation_space.shape), len(observation_space.shape)
-    elif isinstance(observation_space, Discrete) and observation_space.start == 0:
-        input_size, ndim = int(observation_space.n), 0
-    else:
-        message = (
-            f"no policy for observations of {observation_space}: they must be a Box with at "
-            "least one axis or a Discrete that starts at 0; wrap the environment"
-        )
-        raise UnsupportedSpaceError(message)
-    policy: Callable[..., MLPPolicy] | None = None
-    size: Any = None
-    match action_space:
-        case Box(shape=(size,), dtype=dtype) if dtype is not None and dtype.kind == "f":
-            policy = NormalMLPPolicy
-        case Discrete(n=size, start=0):
-            policy = CategoricalMLPPolicy
-        case MultiDiscrete(nvec=size, start=start) if size.ndim == 1 and not start.any():
-            policy = MultiCategoricalMLPPolicy
-    if policy is None:
-        message = (
-            f"no policy for actions of {action_space}: they must be a Box of floats with one "
-            "axis, a Discrete or a one-axis MultiDiscrete that start at 0; wrap the environment"
-        )
-        raise UnsupportedSpaceError(message)
-    return policy(input_size, size, hidden_sizes, nonlinearity, observation_ndim=ndim)
-
-
-def load_policy(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> MLPPolicy:
-    """Return the policy that `MLPPolicy.save` wrote, on `device`.
-
-    Raises:
-        ConfigurationError: The file holds something else.
-    """
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-        policy = _POLICIES[content["policy"]](**content["arguments"])
-        policy.load_state_dict(content["state"], assign=True)  # and so keeps its dtype
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError) as error:
-        message = f"{os.fspath(path)} holds no policy that save() wrote: {error}"
-        raise ConfigurationError(message) from error
-    return policy.to(device)
-
-
-def _named_nonlinearity(nonlinearity: Nonlinearity | str) -> tuple[str | None, Nonlinearity]:
-    """The name that it can be saved under, if any, and the function to call."""
-    for name, functions in _NONLINEARITIES.items():
-        if nonlinearity == name or any(nonlinearity is function for function in functions):
-            return name, functions[0]
-    if isinstance(nonlinearity, str):
-        message = f"nonlinearity must be a callable or one of {sorted(_NONLINEARITIES)}, got "
-        raise ConfigurationError(message + repr(nonlinearity))
-    if isinstance(nonlinearity, nn.Module) and any(True for _ in nonlinearity.parameters()):
-        message = f"nonlinearity must have no parameters of its own, got {nonlinearity}"
-        raise ConfigurationError(message)
-    return None, nonlinearity
