@@ -6,7 +6,8 @@ the user's registrations nor the user's modules to have been imported before.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -22,7 +23,7 @@ from asyncmaml.envs.registrations import (
     with_objects_of_main,
 )
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
-from asyncmaml.errors import ConfigurationError, UnknownEnvironmentError
+from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
 
 __all__ = ["EnvMaker", "quiet_mujoco", "register_all", "registered_by_user"]
 
@@ -103,8 +104,9 @@ class EnvMaker:
 
         Raises:
             ConfigurationError: The callable returned something else.
+            MissingExtraError: It needs MuJoCo, which is not installed.
         """
-        with quiet_mujoco():
+        with quiet_mujoco(), _extra_named(self.name):
             if isinstance(self.source, EnvSpec):
                 return gymnasium.make(self.source)
             env = self.source(**self.env_kwargs)
@@ -145,6 +147,20 @@ class EnvMaker:
                 **copy.deepcopy(spec.kwargs),
             )
         return cast(RowVectorEnv, env)
+
+
+@contextmanager
+def _extra_named(name: str) -> Iterator[None]:
+    """Say which extra of ours brings a package that is missing."""
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        if "mujoco" not in str(error).lower():
+            raise
+        message = (
+            f"{name} needs MuJoCo, which is not installed; run pip install 'asyncmaml[mujoco]'"
+        )
+        raise MissingExtraError(message) from error
 
 
 def _checked_kwargs(env_kwargs: object) -> dict[str, Any]:

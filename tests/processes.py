@@ -1,0 +1,83 @@
+"""What /proc tells of our processes, and scripts run in processes of their own."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def children() -> set[int]:
+    """Return our child processes, zombies too, without multiprocessing's resource tracker."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update(map(int, (task / "children").read_text().split()))
+        except FileNotFoundError:  # the thread has ended meanwhile
+            continue
+    tracker = resource_tracker._resource_tracker  # type: ignore[attr-defined]  # private
+    return found - {tracker._pid}
+
+
+def descriptors() -> dict[int, str]:
+    """Return our open descriptors and what each one refers to."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[int(entry.name)] = os.readlink(entry)
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether the process runs; one that only waits to be reaped does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def resident_mebibytes(pid: int) -> float:
+    """Return the process's VmRSS."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> float:
+    """Wait until something outside of us has come about; return how long it took."""
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def start_script(path: Path, script: str, *args: str) -> subprocess.Popen[str]:
+    """Start a script in a process group of its own; it finds our package and the fakes."""
+    path.write_text(textwrap.dedent(script))
+    return subprocess.Popen(
+        [sys.executable, path, *args],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": "error"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_script(path: Path, script: str, *args: str) -> str:
+    """Run a script to its end, which must be a quiet one; return what it printed."""
+    with start_script(path, script, *args) as process:
+        output, complaints = process.communicate(timeout=50)
+    assert (process.returncode, complaints) == (0, "")
+    return output
