@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 import aiomultiprocess
@@ -44,6 +45,25 @@ def _main_script_hidden() -> Iterator[None]:
                 del main.__spec__
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Have the process start with SIGINT blocked, until it has set its own mind on it.
+
+    Ctrl-C reaches the whole process group; in the middle of its imports a worker would answer
+    with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # It unblocks SIGINT when it is first started, which would be inside of our block.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships no types
     """One process that runs `run_worker` at the other end of `pipe`.
 
@@ -64,7 +84,7 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
     def start(self) -> None:
         """Start the process; blocks for some 10 ms."""
         # Once our copy is closed, the worker's death ends the pipe.
-        with self._their_pipe, _main_script_hidden():
+        with self._their_pipe, _main_script_hidden(), _interrupts_held():
             super().start()
 
     @property

@@ -62,6 +62,8 @@ def run_worker(pipe: socket.socket) -> None:
     """Serve the coordinator until it says CLOSE or is gone."""
     # Ctrl-C reaches the whole process group; who ends when is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # blocked since the start; what it starts may have it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pipe.setblocking(True)
     server = _Server(pipe)
     with pipe:
