@@ -38,10 +38,26 @@ class CategoricalMLPPolicy(MLPPolicy):
         )
 
     def _distribution(self, outputs: Tensor, params: Params) -> Distribution:
-        return Categorical(logits=outputs, validate_args=False)
+        return _Logits(outputs)
 
     def _arguments(self) -> dict[str, Any]:
         return {"output_size": self.output_size}
+
+
+class _Logits(Categorical):
+    """`Categorical(logits=...)` whose normalisation is one pass over the logits and not three."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = self._param = logits.log_softmax(-1)
+        self._num_events = logits.shape[-1]
+        Distribution.__init__(self, logits.shape[:-1], validate_args=False)
+
+    def expand(
+        self, batch_shape: "torch.Size | Sequence[int]", _instance: Any = None
+    ) -> Categorical:
+        """See `Categorical`."""
+        logits = self.logits.expand(torch.Size(batch_shape) + self.logits.shape[-1:])
+        return Categorical(logits=logits, validate_args=False)
 
 
 class NormalMLPPolicy(MLPPolicy):

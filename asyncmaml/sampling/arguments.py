@@ -9,17 +9,18 @@ import torch
 from asyncmaml.errors import ConfigurationError
 
 
-def whole_number(name: str, value: Any, minimum: int) -> int:
-    """Return `value` as an int of at least `minimum`.
+def whole_number(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
+    """Return `value` as an int from `minimum` to `maximum`.
 
     Raises:
         ConfigurationError: It is none.
     """
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         number = value.__index__()
-        if number >= minimum:
+        if number >= minimum and (maximum is None or number <= maximum):
             return number
-    message = f"{name} is {value!r}; wanted a whole number of at least {minimum}"
+    limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    message = f"{name} is {value!r}; wanted a whole number {limits}"
     raise ConfigurationError(message)
 
 

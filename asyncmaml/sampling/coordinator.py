@@ -69,7 +69,8 @@ class Coordinator:
         self._task_numbers: dict[bytes, int] = {}
         self._task_users: dict[int, int] = {}
         self._next_task_number = 0
-        self._forgotten_tasks: list[int] = []
+        self._forgotten_tasks: dict[int, set[Lane]] = {}
+        """Tasks that no request names any more, with the lanes whose offers still may."""
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
         self._num_stepping = 0  # lanes that have yet to reply
@@ -132,12 +133,13 @@ class Coordinator:
             if not self._task_users[number]:
                 del self._task_users[number]
                 del self._task_numbers[request.task.payload]
-                self._forgotten_tasks.append(number)
+                self._forgotten_tasks[number] = {lane for lane in self.lanes if lane.offers}
 
     # -- lanes ----------------------------------------------------------------------------------
 
     def stepped(self, lane: Lane, failures: list[RowFailure]) -> None:
         """Take a lane's reply; the next tick works on it."""
+        lane.answered_at = time.perf_counter()
         self._replies.append((lane, failures))
         self._num_stepping -= 1
         if self._num_stepping:
@@ -145,39 +147,38 @@ class Coordinator:
         else:  # no other reply can be on its way
             self._tick()
 
-    def lose(self, lane: Lane, error: EpisodeError, max_attempts: int) -> None:
-        """Give the episodes of a lost lane to other rows, to be run again from their seeds.
+    def lose(self, lanes: list[Lane], error: EpisodeError, max_attempts: int) -> None:
+        """Give the episodes of a lost worker to other rows, to be run again from their seeds.
 
         Args:
-            lane: Its worker is gone.
+            lanes: Their worker is gone.
             error: Delivered to a request one of whose episodes has lost `max_attempts` workers.
             max_attempts: Workers that one episode may lose.
         """
-        replies = [reply for reply in self._replies if reply[0] is not lane]
-        if lane.is_stepping and len(replies) == len(self._replies):
-            self._num_stepping -= 1
-        self._replies = replies
-        if lane.pending is not None:
-            self._log.drop(lane.pending)
-        for request, ids in lane.unclaimed(0):
-            self._give_back(request, ids)
-        self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
-        for slot, batch_id in lane.reset():
-            loser = self._requests.get(slot)
-            if loser is None:  # an earlier episode of this loop has failed it
-                continue
-            attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
-            if attempts > max_attempts:
-                where = loser.where(batch_id, None)
-                self.fail(loser, type(error)(str(error) + _in_words(where), **where))
-            else:
-                self._give_back(loser, range(batch_id, batch_id + 1))
+        answered = [lane for lane, _ in self._replies]
+        self._replies = [reply for reply in self._replies if reply[0] not in lanes]
+        for lane in lanes:
+            self._num_stepping -= lane.is_stepping and lane not in answered
+            if lane.pending is not None:
+                self._log.drop(lane.pending)
+            self._reclaim(lane)
+            self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
+            for slot, batch_id in lane.reset():
+                loser = self._requests.get(slot)
+                if loser is None:  # an earlier episode of this loop has failed it
+                    continue
+                attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
+                if attempts > max_attempts:
+                    where = loser.where(batch_id, None)
+                    self.fail(loser, type(error)(str(error) + _in_words(where), **where))
+                else:
+                    self._give_back(loser, range(batch_id, batch_id + 1))
         self._request_tick()
 
     def environment_seconds(self) -> float:
         """Return the time spent in environments so far."""
-        links = [lane.link for lane in self.lanes if lane.link is not None]
-        running = sum(float(link.arrays.busy_seconds[0]) for link in links)
+        arrays_of_groups = [lane.arrays for lane in self.lanes if lane.link is not None]
+        running = sum(float(arrays.busy_seconds[0]) for arrays in arrays_of_groups)
         return self._lost_environment_seconds + running
 
     def rejoin(self) -> None:
@@ -205,7 +206,8 @@ class Coordinator:
         for lane, failures in replies:
             self._collect(lane, failures)
         lanes = [lane for lane in self.lanes if lane.is_available]
-        self._forget_tasks(lanes)
+        if self._forgotten_tasks:
+            self._forget_tasks(lanes)
         self._deal(lanes)
         acting = [lane for lane in lanes if lane.active().count]
         gathered = acted = began
@@ -234,24 +236,22 @@ class Coordinator:
             self._table.steps[rows.table] += 1
             self.statistics.transitions += rows.count
         lane.end_step()
-        num_taken = 0
         if arrays.outcomes.any():
-            num_taken = self._settle(lane, failures)
-        if num_taken:
-            self._reclaim(lane, num_taken)
+            self._settle(lane, failures)
 
-    def _reclaim(self, lane: Lane, num_taken: int) -> None:
+    def _reclaim(self, lane: Lane) -> None:
         """Take back the offers that a lane's rows have not taken."""
-        for request, ids in reversed(lane.unclaimed(num_taken)):
+        for request, ids in reversed(lane.withdraw()):
             self._give_back(request, ids)
 
-    def _settle(self, lane: Lane, failures: list[RowFailure]) -> int:
-        """See to the rows whose episode ended or failed; return the offers that were taken."""
+    def _settle(self, lane: Lane, failures: list[RowFailure]) -> None:
+        """See to the rows whose episode ended or failed, in the order of rows."""
         arrays, table = lane.arrays, self._table
         failed = {(failure.row, failure.of_next): failure for failure in failures}
-        num_taken = 0
-        for local in np.flatnonzero(arrays.outcomes).tolist():
-            outcome, row = int(arrays.outcomes[local]), lane.first_row + local
+        settled = np.flatnonzero(arrays.outcomes)
+        outcomes = arrays.outcomes[settled].tolist()
+        for local, outcome in zip(settled.tolist(), outcomes, strict=True):
+            row = lane.first_row + local
             request = self._requests.get(int(table.owners[row]))
             if (local, False) in failed:
                 if request is not None:
@@ -261,15 +261,13 @@ class Coordinator:
             if not outcome & _NEXT:
                 lane.stop(local)
                 continue
-            num_taken += 1
-            following, batch_id = lane.offered(int(arrays.taken[local]))
+            following, batch_id = lane.claim()
             if self._requests.get(following.slot) is not following:
                 lane.stop(local)
                 continue
             lane.go_on(local, following, batch_id)
             if (local, True) in failed:
                 self._fail_row(following, row, failed[local, True])
-        return num_taken
 
     def _end_episode(
         self, request: Request, row: int, outcome: int, last_observation: NDArray[Any]
@@ -307,7 +305,7 @@ class Coordinator:
             # An idle row before one that may finish: what stands as an offer is needed now.
             for lane in lanes:
                 if lane.offers:
-                    self._reclaim(lane, 0)
+                    self._reclaim(lane)
         if not len(queue):
             return
         # An even share for each lane, also for those that are stepping now: else the first
@@ -324,9 +322,10 @@ class Coordinator:
         for lane in lanes:
             if not len(queue):
                 return
-            if not lane.offers and lane.active().count:
+            wanted = lane.active().count
+            if lane.num_offers < wanted:
                 share = -(-len(queue) // len(self.lanes))
-                lane.offer(queue.take(min(share, lane.active().count)))
+                lane.offer(queue.take(min(share, 2 * wanted - lane.num_offers)))
 
     def _start(self, lane: Lane, work: Iterable[tuple[Request, range]]) -> None:
         idle = iter(lane.idle_rows())
@@ -396,20 +395,16 @@ class Coordinator:
             lane.arrays.actions[lane.acting.local] = actions
 
     def _forget_tasks(self, lanes: list[Lane]) -> None:
-        if not self._forgotten_tasks:
-            return
-        # A standing offer may still name a task that is about to go.
+        """Have tasks dropped that no request, and no offer, names any more."""
         for lane in lanes:
-            self._reclaim(lane, 0)
-        # A lane that is stepping is told after its reply: its offers may still name the task.
-        for number in self._forgotten_tasks:
-            for lane in lanes:
-                lane.forget_task(number)
-        self._forgotten_tasks = [
-            number
-            for number in self._forgotten_tasks
-            if any(number in lane.known_tasks for lane in self.lanes)
-        ]
+            self._reclaim(lane)
+        for number, naming in list(self._forgotten_tasks.items()):
+            naming.difference_update(lanes)
+            if not naming:
+                del self._forgotten_tasks[number]
+                for link in {lane.link for lane in self.lanes}:
+                    if link is not None:
+                        link.forget_task(number)
 
 
 def _in_words(where: dict[str, Any]) -> str:

@@ -22,11 +22,11 @@ from asyncmaml.sampling.actor import Actor, to_environment
 from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.links import layout_of
 from asyncmaml.sampling.pool import PoolSettings, WorkerPool
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.transitions import TransitionLog
-from asyncmaml.worker.layout import record_type
 
 _JOIN_SECONDS = 5.0
 
@@ -191,20 +191,21 @@ class Engine:
         if ready.has_tasks:
             # Here and not when it is first asked for: making one may take a while.
             self.task_env = self._maker.make()
-        observation = record_type(ready.observation_space, "observation")
-        action = record_type(ready.action_space, "action")
-        num_lanes = max(1, self._settings.num_workers)
-        num_rows = num_lanes * ready.num_rows
+        layout = layout_of(ready)
+        num_workers = max(1, self._settings.num_workers)
+        num_rows = num_workers * sum(ready.group_sizes)
         table = RowTable(num_rows)
-        lanes = [
-            Lane(index, index * ready.num_rows, ready.num_rows, table) for index in range(num_lanes)
-        ]
+        lanes: list[Lane] = []
+        for _ in range(num_workers):
+            for group, size in enumerate(ready.group_sizes):
+                first_row = lanes[-1].first_row + lanes[-1].num_rows if lanes else 0
+                lanes.append(Lane(group, first_row, size, table))
         coordinator = Coordinator(
             lanes,
             table,
             Actor(ready.action_space, num_rows, self._device, row_block),
             to_environment(ready.action_space, self._clip_actions),
-            TransitionLog(num_rows, observation, action),
+            TransitionLog(num_rows, layout.observation, layout.action),
             Statistics(),
         )
         pool.serve(coordinator)

@@ -1,9 +1,10 @@
-"""A lane: the rows at the other end of one link, as the coordinator sees them.
+"""A lane: one group of rows at the other end of a link, as the coordinator sees it.
 
 Rows are numbered through all lanes: row r of a lane is `first_row + r` in the arrays of
 `RowTable`. A lane's shared arrays are the coordinator's only while the lane is not stepping.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -60,17 +61,17 @@ class Rows:
 
 
 class Lane:
-    """The rows of one link, and what they were last told.
+    """One group of rows, and what they were last told.
 
     Args:
-        index: Its number among the lanes.
+        group: Its number at its link.
         first_row: Number of its row 0 in `table`.
         num_rows: Rows, R.
         table: Of all lanes.
     """
 
-    def __init__(self, index: int, first_row: int, num_rows: int, table: RowTable) -> None:
-        self.index = index
+    def __init__(self, group: int, first_row: int, num_rows: int, table: RowTable) -> None:
+        self.group = group
         self.first_row = first_row
         self.num_rows = num_rows
         self._table = table
@@ -78,12 +79,14 @@ class Lane:
         """None while a lost worker is being replaced."""
         self.is_stepping = False
         self.stepping_since = 0.0
+        self.answered_at = 0.0
         self.pending: Pending | None = None
         self.acting = Rows.none()
         """The rows of the entries in `pending`. Not what `active()` says later: a request that is
         cancelled leaves its rows at once, but not the step under way."""
-        self.offers: list[tuple[Request, range]] = []
-        self.known_tasks: set[int] = set()
+        self.offers: deque[tuple[Request, range]] = deque()
+        """Episodes that its rows may take; they belong to no other lane meanwhile."""
+        self.num_offers = 0
         self._orders = np.full(num_rows, _IDLE, np.uint8)
         self._has_changed = True
         self._has_starts = False
@@ -94,7 +97,7 @@ class Lane:
     def arrays(self) -> Arrays:
         """The shared arrays; only while the lane is not stepping."""
         assert self.link is not None
-        return self.link.arrays
+        return self.link.arrays[self.group]
 
     @property
     def is_available(self) -> bool:
@@ -126,11 +129,9 @@ class Lane:
             return False
         assert self.link is not None
         self.arrays.orders[:] = self._orders
-        if not self.offers:
-            self.arrays.num_offers[0] = 0
         self.is_stepping = True
         self.stepping_since = now
-        self.link.step()
+        self.link.step(self.group)
         return True
 
     def end_step(self) -> None:
@@ -164,51 +165,44 @@ class Lane:
             self._orders[row] = order
             self._has_changed = True
 
-    def offer(self, offers: list[tuple[Request, range]]) -> None:
-        """Offer episodes to the rows whose own end in the next step."""
+    def offer(self, more: list[tuple[Request, range]]) -> None:
+        """Offer more episodes to the rows whose own end in the steps to come."""
         arrays = self.arrays
-        self.offers = offers
+        self.offers.extend(more)
         end = 0
-        for request, ids in offers:
+        for request, ids in self.offers:
             start, end = end, end + len(ids)
             arrays.offer_seed[start:end] = request.seeds(ids)
             arrays.offer_task[start:end] = self._tell_task(request)
-        arrays.num_offers[0] = end
+        arrays.offers[:] = 0, end
+        self.num_offers = end
 
-    def offered(self, index: int) -> tuple[Request, int]:
-        """Return the request and batch id of one of the offers."""
-        for request, ids in self.offers:
-            if index < len(ids):
-                return request, ids[index]
-            index -= len(ids)
-        message = f"a worker took offer {index} beyond the last"
-        raise AssertionError(message)
+    def claim(self) -> tuple[Request, int]:
+        """Note that a row has taken the next offer; return its request and batch id."""
+        request, ids = self.offers[0]
+        if len(ids) > 1:
+            self.offers[0] = request, ids[1:]
+        else:
+            self.offers.popleft()
+        self.num_offers -= 1
+        self.arrays.offers[0] += 1
+        return request, ids[0]
 
-    def unclaimed(self, num_taken: int) -> list[tuple[Request, range]]:
-        """Return the offers after the first `num_taken`, and offer nothing any more."""
-        offers, self.offers = self.offers, []
-        left = []
-        for request, ids in offers:
-            if num_taken < len(ids):
-                left.append((request, ids[num_taken:]))
-            num_taken = max(0, num_taken - len(ids))
+    def withdraw(self) -> list[tuple[Request, range]]:
+        """Offer nothing any more; return what was left."""
+        left = list(self.offers)
+        self.offers.clear()
+        self.num_offers = 0
+        self.arrays.offers[:] = 0
         return left
 
     def _tell_task(self, request: Request) -> int:
         task, number = request.task, request.task_number
         if task is None:
             return NO_TASK
-        if number not in self.known_tasks:
-            assert self.link is not None
-            self.link.keep_task(number, task.payload)
-            self.known_tasks.add(number)
+        assert self.link is not None
+        self.link.keep_task(number, task.payload)
         return number
-
-    def forget_task(self, number: int) -> None:
-        """Drop a task that no request names any more; only while the lane is not stepping."""
-        if number in self.known_tasks and self.link is not None:
-            self.known_tasks.remove(number)
-            self.link.forget_task(number)
 
     def disown(self, slot: int) -> None:
         """Make the rows of a request idle; takes effect with the next step."""
@@ -232,5 +226,4 @@ class Lane:
         self.link = None
         self.is_stepping = False
         self.pending = None
-        self.known_tasks.clear()
         return lost

@@ -14,38 +14,60 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from asyncmaml.sampling.process import WorkerProcess
-from asyncmaml.worker.layout import Arrays, Layout, nameless_memory
+from asyncmaml.worker.layout import Arrays, WorkerLayout, nameless_memory
 from asyncmaml.worker.main import Ready, Setup, describe
 from asyncmaml.worker.protocol import CLOSE, STEP, STEPPED, FrameReader, Kind, RowFailure, frame
-from asyncmaml.worker.rows import Rows, make_rows
+from asyncmaml.worker.rows import Fleet
 
-OnStepped = Callable[[list[RowFailure]], None]
+OnStepped = Callable[[int, list[RowFailure]], None]
 OnLost = Callable[[], None]
 _ATTACH = frame(Kind.ATTACH)
+_GROUPS = {reply: group for group, reply in enumerate(STEPPED)}
 CLOSE_SECONDS = 2.0
 """How long a worker may take to close its environments before it is killed."""
 
 
-class Link(ABC):
-    """The coordinator's end of one set of rows."""
+def layout_of(ready: Ready) -> WorkerLayout:
+    """Return where the arrays of such a worker lie."""
+    return WorkerLayout(ready.group_sizes, ready.observation_space, ready.action_space)
 
-    arrays: Arrays
+
+class Link(ABC):
+    """The coordinator's end of one fleet of rows."""
+
+    arrays: list[Arrays]
+    """Of each group."""
     on_stepped: OnStepped
-    """Called once for each `step`, with the rows that failed."""
+    """Called once for each `step`, with the group and its rows that failed."""
     on_lost: OnLost
     """Called once when the other end is gone; never after `kill`."""
 
-    @abstractmethod
-    def step(self) -> None:
-        """Have every row do its order; the arrays are the rows' until `on_stepped`."""
+    def __init__(self) -> None:
+        self.known_tasks: set[int] = set()
 
     @abstractmethod
+    def step(self, group: int) -> None:
+        """Have a group's rows do their orders; its arrays are the rows' until `on_stepped`."""
+
     def keep_task(self, number: int, payload: bytes) -> None:
-        """Make a pickled task known at the other end."""
+        """Make a pickled task known at the other end, if it is not yet."""
+        if number not in self.known_tasks:
+            self.known_tasks.add(number)
+            self._keep_task(number, payload)
+
+    def forget_task(self, number: int) -> None:
+        """Drop a task at the other end; no step that follows may name it."""
+        if number in self.known_tasks:
+            self.known_tasks.remove(number)
+            self._forget_task(number)
 
     @abstractmethod
-    def forget_task(self, number: int) -> None:
-        """Drop a task at the other end."""
+    def _keep_task(self, number: int, payload: bytes) -> None:
+        """Send the task."""
+
+    @abstractmethod
+    def _forget_task(self, number: int) -> None:
+        """Send that it can be dropped."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -60,30 +82,31 @@ class InlineLink(Link):
     """Rows in the sampler thread itself (`num_workers=0`)."""
 
     def __init__(self, setup: Setup) -> None:
-        self._rows: Rows = make_rows(setup.maker, setup.num_rows)
-        self.ready: Ready = describe(self._rows)
-        layout = Layout.of(self._rows)
+        super().__init__()
+        # One group: there is nobody who could compute while it steps.
+        self._fleet = Fleet.make(setup.maker, setup.num_rows, 1)
+        self.ready: Ready = describe(self._fleet)
+        layout = layout_of(self.ready)
         self.arrays = layout.views(bytearray(layout.num_bytes))
-        self._rows.attach(self.arrays)
+        for group, arrays in zip(self._fleet.groups, self.arrays, strict=True):
+            group.attach(arrays)
         self._loop = asyncio.get_running_loop()
         self._is_open = True
 
-    def step(self) -> None:
+    def step(self, group: int) -> None:
         """Do every row's order soon; see `Link`."""
         # Not at once: between two ticks the loop sees to new requests and cancellations.
-        self._loop.call_soon(self._step)
+        self._loop.call_soon(self._step, group)
 
-    def _step(self) -> None:
+    def _step(self, group: int) -> None:
         if self._is_open:
-            self.on_stepped(self._rows.step())
+            self.on_stepped(group, self._fleet.groups[group].step())
 
-    def keep_task(self, number: int, payload: bytes) -> None:
-        """See `Link`."""
-        self._rows.keep_task(number, pickle.loads(payload))
+    def _keep_task(self, number: int, payload: bytes) -> None:
+        self._fleet.tasks[number] = pickle.loads(payload)
 
-    def forget_task(self, number: int) -> None:
-        """See `Link`."""
-        self._rows.forget_task(number)
+    def _forget_task(self, number: int) -> None:
+        del self._fleet.tasks[number]
 
     async def close(self) -> None:
         """See `Link`."""
@@ -93,13 +116,14 @@ class InlineLink(Link):
         """See `Link`."""
         if self._is_open:
             self._is_open = False
-            self._rows.close()
+            self._fleet.close()
 
 
 class ProcessLink(Link):
     """Rows in a worker process, at the other end of a pipe."""
 
     def __init__(self, process: WorkerProcess) -> None:
+        super().__init__()
         self.process = process
         self._pipe = process.pipe
         self._loop = asyncio.get_running_loop()
@@ -121,7 +145,7 @@ class ProcessLink(Link):
             ended.cancel()
         return self._started.result() if self._started.done() else None
 
-    def share_memory(self, layout: Layout) -> None:
+    def share_memory(self, layout: WorkerLayout) -> None:
         """Share new arrays with the worker."""
         descriptor = nameless_memory(layout.num_bytes)
         try:
@@ -132,16 +156,14 @@ class ProcessLink(Link):
         finally:
             os.close(descriptor)
 
-    def step(self) -> None:
+    def step(self, group: int) -> None:
         """See `Link`."""
-        self._send(STEP)
+        self._send(STEP[group])
 
-    def keep_task(self, number: int, payload: bytes) -> None:
-        """See `Link`."""
+    def _keep_task(self, number: int, payload: bytes) -> None:
         self._send(frame(Kind.TASK, pickle.dumps((number, payload))))
 
-    def forget_task(self, number: int) -> None:
-        """See `Link`."""
+    def _forget_task(self, number: int) -> None:
         self._send(frame(Kind.FORGET, pickle.dumps(number)))
 
     def _send(self, data: bytes) -> None:
@@ -177,8 +199,9 @@ class ProcessLink(Link):
             return
         except OSError:
             data = b""
-        if data == STEPPED and not self._failures and self._reader.is_between_messages:
-            self.on_stepped([])
+        group = _GROUPS.get(data)  # almost always one reply and nothing else
+        if group is not None and not self._failures and self._reader.is_between_messages:
+            self.on_stepped(group, [])
         elif data:
             for kind, payload in self._reader.feed(data):
                 self._handle(kind, payload)
@@ -191,7 +214,7 @@ class ProcessLink(Link):
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.STEPPED:
             failures, self._failures = self._failures, []
-            self.on_stepped(failures)
+            self.on_stepped(payload[0], failures)
         elif kind is Kind.READY:
             self._started.set_result(pickle.loads(payload))
         else:

@@ -1,6 +1,7 @@
 """The pool of workers: starts them, watches them, replaces those that are lost."""
 
 import asyncio
+import itertools
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ from asyncmaml.errors import (
 )
 from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.lane import Lane
-from asyncmaml.sampling.links import InlineLink, Link, ProcessLink
+from asyncmaml.sampling.links import InlineLink, Link, ProcessLink, layout_of
 from asyncmaml.sampling.process import WorkerProcess, describe_exit
-from asyncmaml.worker.layout import Layout
 from asyncmaml.worker.main import Ready, Setup
 from asyncmaml.worker.protocol import RowFailure
 
@@ -31,6 +31,7 @@ class PoolSettings:
     num_workers: int
     """0: the rows are in this process."""
     envs_per_worker: int | None
+    groups_per_worker: int | None
     step_timeout: float
     start_timeout: float
     max_restarts: int
@@ -46,9 +47,12 @@ class WorkerPool:
 
     def __init__(self, maker: EnvMaker, settings: PoolSettings) -> None:
         self._settings = settings
-        self._setup = Setup(maker, settings.envs_per_worker, registered_by_user())
+        self._setup = Setup(
+            maker, settings.envs_per_worker, settings.groups_per_worker, registered_by_user()
+        )
         self._links: list[Link] = []
-        self._lanes: list[Lane] = []
+        self._lanes: list[list[Lane]] = []
+        """Of each worker, one for each group."""
         self._coordinator: Coordinator | None = None
         self._replacements: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
@@ -87,18 +91,22 @@ class WorkerPool:
     def serve(self, coordinator: Coordinator) -> None:
         """Connect the links to the coordinator's lanes, and watch over them."""
         self._coordinator = coordinator
-        self._lanes = coordinator.lanes
-        for lane, link in zip(self._lanes, self._links, strict=True):
-            self._connect(lane, link)
+        groups = len(coordinator.lanes) // len(self._links)
+        lanes = iter(coordinator.lanes)
+        self._lanes = [[next(lanes) for _ in range(groups)] for _ in self._links]
+        for worker, link in enumerate(self._links):
+            self._connect(worker, link)
         if self._settings.num_workers:
             self._watch_steps()
 
-    def _connect(self, lane: Lane, link: Link) -> None:
+    def _connect(self, worker: int, link: Link) -> None:
         coordinator = self._coordinator
         assert coordinator is not None
-        link.on_stepped = lambda failures: coordinator.stepped(lane, failures)
-        link.on_lost = lambda: self._lose(lane, None)
-        lane.link = link
+        lanes = self._lanes[worker]
+        link.on_stepped = lambda group, failures: coordinator.stepped(lanes[group], failures)
+        link.on_lost = lambda: self._lose(worker, None)
+        for lane in lanes:
+            lane.link = link
 
     async def _start_worker(self) -> tuple[ProcessLink, Ready]:
         process = WorkerProcess(self._num_processes)
@@ -114,7 +122,7 @@ class WorkerPool:
                     answer = await link.set_up(self._pickled_setup())
             if not isinstance(answer, Ready):
                 raise self._start_error(process, answer)
-            link.share_memory(Layout.of(answer))
+            link.share_memory(layout_of(answer))
         except BaseException:
             if link is not None:
                 link.kill()
@@ -157,18 +165,21 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         timeout = self._settings.step_timeout
         oldest = time.perf_counter() - timeout
-        for lane in self._lanes:
-            if lane.is_stepping and lane.stepping_since < oldest:
+        for worker, lanes in enumerate(self._lanes):
+            # A command begins when it is sent, or when the group before it has been answered.
+            since = [lane.stepping_since for lane in lanes if lane.is_stepping]
+            if since and max(min(since), max(lane.answered_at for lane in lanes)) < oldest:
                 message = (
-                    f"worker {lane.index} did not answer STEP within {timeout} s and was killed; "
+                    f"worker {worker} did not answer STEP within {timeout} s and was killed; "
                     "raise step_timeout if one step of its rows may take longer"
                 )
-                self._lose(lane, WorkerTimeoutError(message))
+                self._lose(worker, WorkerTimeoutError(message))
         self._watch = loop.call_later(min(timeout / 4, 1.0), self._watch_steps)
 
-    def _lose(self, lane: Lane, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
-        """Take a lane's worker out and start another in its place."""
-        link = lane.link
+    def _lose(self, worker: int, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
+        """Take a worker out and start another in its place."""
+        lanes = self._lanes[worker]
+        link = lanes[0].link
         coordinator = self._coordinator
         assert isinstance(link, ProcessLink)
         assert coordinator is not None
@@ -176,20 +187,20 @@ class WorkerPool:
             link.process.aio_process.join(0.2)  # it has closed its pipe: it ends
             ended = describe_exit(link.process.exitcode)
             error = WorkerDiedError(
-                f"worker {lane.index} {ended} in the middle of an episode, "
+                f"worker {worker} {ended} in the middle of an episode, "
                 f"{self._settings.max_restarts + 1} times for this one"
             )
-        coordinator.lose(lane, error, self._settings.max_restarts)
+        coordinator.lose(lanes, error, self._settings.max_restarts)
         link.kill()
         self._links.remove(link)
         if not self._is_closing:
             self.num_restarts += 1
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._replace(lane), name=f"replace-worker-{lane.index}")
+            task = loop.create_task(self._replace(worker), name=f"replace-worker-{worker}")
             self._replacements.add(task)
             task.add_done_callback(self._replacements.discard)
 
-    async def _replace(self, lane: Lane) -> None:
+    async def _replace(self, worker: int) -> None:
         coordinator = self._coordinator
         assert coordinator is not None
         for attempt in range(self._settings.max_restarts + 1):
@@ -199,8 +210,8 @@ class WorkerPool:
                 if attempt == self._settings.max_restarts:
                     coordinator.fail_all(error)
             else:
-                assert ready.num_rows == lane.num_rows
-                self._connect(lane, link)
+                assert list(ready.group_sizes) == [lane.num_rows for lane in self._lanes[worker]]
+                self._connect(worker, link)
                 coordinator.rejoin()
                 return
 
@@ -212,7 +223,8 @@ class WorkerPool:
         for task in self._replacements:
             task.cancel()
         await asyncio.gather(*self._replacements, return_exceptions=True)
-        stepping = {id(lane.link) for lane in self._lanes if lane.is_stepping}
+        lanes = itertools.chain.from_iterable(self._lanes)
+        stepping = {id(lane.link) for lane in lanes if lane.is_stepping}
         try:
             async with asyncio.TaskGroup() as group:
                 for link in list(self._links):

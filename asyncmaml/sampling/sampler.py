@@ -31,6 +31,7 @@ from asyncmaml.sampling.requests import Request, Task
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
+from asyncmaml.worker.protocol import MAX_GROUPS
 
 EnvLike = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
 
@@ -59,6 +60,8 @@ class AsyncSampler:
             environments run in the sampler's thread.
         envs_per_worker: Rows of each worker, R; None: 64, or 256 for a natively vectorised
             environment. A row's environment is made when the row is first used.
+        groups_per_worker: Groups that a worker's rows are divided into: while one steps, the
+            actions of the others are computed. None: 2, or 1 for a natively vectorised one.
         seed: The sampler's root seed; None: from the OS.
         device: Where the policy runs.
         max_episode_steps: Replaces the environment's own time limit.
@@ -81,6 +84,7 @@ class AsyncSampler:
         batch_size: int = 20,
         num_workers: int | None = None,
         envs_per_worker: int | None = None,
+        groups_per_worker: int | None = None,
         seed: int | None = None,
         device: str | torch.device = "cpu",
         max_episode_steps: int | None = None,
@@ -96,9 +100,12 @@ class AsyncSampler:
             num_workers = usable_cores()
         if envs_per_worker is not None:
             envs_per_worker = whole_number("envs_per_worker", envs_per_worker, 1)
+        if groups_per_worker is not None:
+            groups_per_worker = whole_number("groups_per_worker", groups_per_worker, 1, MAX_GROUPS)
         self._settings = PoolSettings(
             whole_number("num_workers", num_workers, 0),
             envs_per_worker,
+            groups_per_worker,
             positive_seconds("step_timeout", step_timeout),
             positive_seconds("start_timeout", start_timeout),
             whole_number("max_restarts", max_restarts, 0),

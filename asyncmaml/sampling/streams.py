@@ -33,6 +33,7 @@ class Noise(enum.IntEnum):
     UNIFORM = 3
 
 
+_TINY = np.float32(np.finfo(np.float32).tiny)
 _RESET = 0  # beside the kinds of noise in the counter's last word
 _COUNTED, _NAMED, _TASKS = 0, 1, 2  # kinds of key
 
@@ -110,7 +111,7 @@ class EpisodeStreams:
         if kind is Noise.GUMBEL:
             # -log(E) of a standard exponential E is a standard Gumbel variable.
             exponential = self._generator.standard_exponential(shape, dtype=np.float32)
-            np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
+            np.maximum(exponential, _TINY, out=exponential)
             np.log(exponential, out=exponential)
             return np.negative(exponential, out=exponential)
         uniform = self._generator.random(shape, dtype=np.float32)

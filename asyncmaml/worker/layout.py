@@ -1,4 +1,4 @@
-"""The shared arrays of one worker: R rows, one block of memory without a name.
+"""The shared arrays of one worker: one block of memory without a name, a part for each group.
 
 The memory is an unlinked file, known by descriptor alone: it cannot be left behind, whoever dies.
 Whose turn it is to read or write is said by the messages (`asyncmaml.worker.protocol`).
@@ -7,8 +7,9 @@ Whose turn it is to read or write is said by the messages (`asyncmaml.worker.pro
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
@@ -45,7 +46,7 @@ def record_type(space: "Space[Any]", role: str) -> tuple[tuple[int, ...], np.dty
 
 @dataclass(frozen=True)
 class Arrays:
-    """The views that both sides have of the block; R rows each."""
+    """The views that both sides have of one group's part; R rows each."""
 
     observations: NDArray[Any]
     """What the next action answers to, shape `(R, *O)`; after a start, the first observation."""
@@ -59,41 +60,21 @@ class Arrays:
     start_seed: NDArray[np.int64]
     start_task: NDArray[np.int64]
     offer_seed: NDArray[np.int64]
-    """Episodes that rows may take, in this order, when their own ends in this step."""
+    """Episodes for rows whose own ends in this step, taken in the order of rows; `(2 R,)`."""
     offer_task: NDArray[np.int64]
-    num_offers: NDArray[np.int64]
-    """Shape `(1,)`."""
-    taken: NDArray[np.int64]
-    """The offer that a row took; only where its outcome has NEXT."""
+    offers: NDArray[np.int64]
+    """The first offer that stands, and the end: shape `(2,)`."""
     busy_seconds: NDArray[np.float64]
     """Time spent in environments since the start, shape `(1,)`."""
 
 
-class _Spaces(Protocol):
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def observation_space(self) -> "Space[Any]": ...
-    @property
-    def action_space(self) -> "Space[Any]": ...
-
-
 @dataclass(frozen=True)
 class Layout:
-    """Shapes and dtypes of the shared arrays of one worker."""
+    """Shapes and dtypes of the shared arrays of one group of rows."""
 
     num_rows: int
     observation: tuple[tuple[int, ...], np.dtype[Any]]
     action: tuple[tuple[int, ...], np.dtype[Any]]
-
-    @classmethod
-    def of(cls, rows: "_Spaces") -> "Layout":
-        """Return the layout for these rows, on either side of the pipe."""
-        return cls(
-            rows.num_rows,
-            record_type(rows.observation_space, "observation"),
-            record_type(rows.action_space, "action"),
-        )
 
     def _fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         rows = (self.num_rows,)
@@ -108,26 +89,60 @@ class Layout:
             "outcomes": (rows, byte),
             "start_seed": (rows, long),
             "start_task": (rows, long),
-            "offer_seed": (rows, long),
-            "offer_task": (rows, long),
-            "num_offers": ((1,), long),
-            "taken": (rows, long),
+            "offer_seed": ((2 * self.num_rows,), long),
+            "offer_task": ((2 * self.num_rows,), long),
+            "offers": ((2,), long),
             "busy_seconds": ((1,), np.dtype(np.float64)),
         }
 
     @property
     def num_bytes(self) -> int:
-        """Size of the block."""
+        """Size of the group's part of the block."""
         return sum(_padded_bytes(shape, dtype) for shape, dtype in self._fields().values())
 
-    def views(self, block: mmap.mmap | bytearray) -> Arrays:
-        """Return the arrays that lie in the block."""
-        offset = 0
+    def views(self, block: mmap.mmap | bytearray, offset: int) -> Arrays:
+        """Return the arrays that lie in the block from `offset` on."""
         views: dict[str, NDArray[Any]] = {}
         for name, (shape, dtype) in self._fields().items():
             views[name] = np.ndarray(shape, dtype, block, offset)
             offset += _padded_bytes(shape, dtype)
         return Arrays(**views)
+
+
+class WorkerLayout:
+    """Where the arrays of each group lie in the block of one worker; the same on both sides.
+
+    Args:
+        group_sizes: Rows of each group.
+        observation_space: Of one environment.
+        action_space: Of one environment.
+
+    Raises:
+        UnsupportedSpaceError: See `record_type`.
+    """
+
+    def __init__(
+        self,
+        group_sizes: Sequence[int],
+        observation_space: "Space[Any]",
+        action_space: "Space[Any]",
+    ) -> None:
+        self.observation = record_type(observation_space, "observation")
+        self.action = record_type(action_space, "action")
+        self._groups = [Layout(size, self.observation, self.action) for size in group_sizes]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return sum(group.num_bytes for group in self._groups)
+
+    def views(self, block: mmap.mmap | bytearray) -> list[Arrays]:
+        """Return the arrays of each group."""
+        views, offset = [], 0
+        for group in self._groups:
+            views.append(group.views(block, offset))
+            offset += group.num_bytes
+        return views
 
 
 def _padded_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

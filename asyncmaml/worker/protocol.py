@@ -4,15 +4,19 @@ Arrays never cross the pipe: they lie in shared memory, and a message says whose
 a command until its reply the arrays belong to the worker; from the reply until the next command
 they belong to the coordinator.
 
+A worker's rows are in groups, each with arrays of its own: while one group steps, the actions of
+the other are computed. Commands to different groups may be on their way at the same time; the
+worker does them in the order in which they were sent.
+
     coordinator                      worker
     SETUP  how to make envs ------>  make the first environment
-                            <------  READY  spaces, number of rows
+                            <------  READY  spaces, rows of each group
     ATTACH, with descriptor ------>  map the shared arrays
     TASK   number, task     ------>  keep it         (any number of these, no reply)
     FORGET number           ------>  drop it         (any number of these, no reply)
-    STEP                    ------>  do each row's order
+    STEP group              ------>  do the order of each of the group's rows
                             <------  FAILED  the rows that raised, why   (only if some did)
-                            <------  STEPPED
+                            <------  STEPPED group
     CLOSE                   ------>  close the environments and end
 
 In place of READY a worker may answer FAILED and end. The end of the pipe means CLOSE.
@@ -47,9 +51,10 @@ def frame(kind: Kind, payload: bytes = b"") -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 
 
-STEP = frame(Kind.STEP)
-STEPPED = frame(Kind.STEPPED)
 CLOSE = frame(Kind.CLOSE)
+MAX_GROUPS = 8
+STEP = tuple(frame(Kind.STEP, bytes((group,))) for group in range(MAX_GROUPS))
+STEPPED = tuple(frame(Kind.STEPPED, bytes((group,))) for group in range(MAX_GROUPS))
 
 
 class FrameReader:
@@ -92,7 +97,7 @@ class Outcome(enum.IntFlag):
     TERMINATED = 1
     TRUNCATED = 2
     NEXT = 4
-    """The row took an offer and has begun it; `Arrays.taken` says which."""
+    """The row took the next offer and has begun it."""
     FAILED = 8
     """The environment raised; a FAILED message says why."""
 

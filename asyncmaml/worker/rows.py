@@ -10,12 +10,14 @@ first one of the episode that follows.
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from asyncmaml.envs.making import EnvMaker
@@ -24,21 +26,25 @@ from asyncmaml.envs.tasks import has_tasks, reset_task
 from asyncmaml.worker.layout import Arrays
 from asyncmaml.worker.protocol import NO_TASK, Order, Outcome, RowFailure
 
+AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+_NO_LIMIT = -1  # counts down and away from 0
 _STEP, _START = int(Order.STEP), int(Order.START)
 _TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
 _NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
 
 
 class Rows(ABC):
-    """What the coordinator's orders are carried out on."""
+    """One group of rows: what the coordinator's orders are carried out on.
 
-    num_rows: int
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
-    has_tasks: bool
+    Args:
+        num_rows: Rows, R.
+        tasks: The tasks that starts and offers may name, by number.
+    """
 
-    def __init__(self) -> None:
-        self._tasks: dict[int, Any] = {}
+    def __init__(self, num_rows: int, tasks: Mapping[int, Any]) -> None:
+        self.num_rows = num_rows
+        self._tasks = tasks
         self._failures: list[RowFailure] = []
         self._phase = ""
 
@@ -46,14 +52,6 @@ class Rows(ABC):
         """Work on these arrays from now on."""
         self._arrays = arrays
         self._floating = np.issubdtype(arrays.observations.dtype, np.floating)
-
-    def keep_task(self, number: int, task: Any) -> None:
-        """Make a task known, so that starts and offers can name it."""
-        self._tasks[number] = task
-
-    def forget_task(self, number: int) -> None:
-        """Drop a task that no episode will name again."""
-        del self._tasks[number]
 
     def step(self) -> list[RowFailure]:
         """Do every row's order; return the rows that failed, and why."""
@@ -124,21 +122,24 @@ class Rows(ABC):
 class SingleRows(Rows):
     """Rows of one Gymnasium environment each, made when a row is first used."""
 
-    def __init__(self, maker: EnvMaker, num_rows: int) -> None:
-        super().__init__()
-        self.num_rows = num_rows
+    def __init__(
+        self, maker: EnvMaker, num_rows: int, tasks: Mapping[int, Any], first: AnyEnv | None
+    ) -> None:
+        super().__init__(num_rows, tasks)
         self._maker = maker
-        self._envs: list[gymnasium.Env[Any, Any] | None] = [None] * num_rows
+        self._envs: list[AnyEnv | None] = [None] * num_rows
         self._steps: list[Callable[[Any], Any]] = [_step_before_start] * num_rows
         self._task_numbers = [NO_TASK] * num_rows
-        env = self._make(0)
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-        self.has_tasks = has_tasks(env)
+        self._limits = [_NO_LIMIT] * num_rows
+        self._steps_left = [_NO_LIMIT] * num_rows
+        if first is not None:
+            self._put(0, first)
 
-    def _make(self, row: int) -> gymnasium.Env[Any, Any]:
-        self._discard(row)
-        env = self._maker.make()
+    def _put(self, row: int, env: AnyEnv) -> AnyEnv:
+        self._limits[row] = _NO_LIMIT
+        if type(env) is TimeLimit:  # counting here costs a fifth of a wrapper's call
+            self._limits[row] = env._max_episode_steps
+            env = env.env
         self._envs[row] = env
         self._steps[row] = env.step
         self._task_numbers[row] = NO_TASK
@@ -154,12 +155,14 @@ class SingleRows(Rows):
         # An environment's initial task is known to its constructor alone.
         if env is None or (task_number == NO_TASK != self._task_numbers[row]):
             self._phase = "constructor"
-            env = self._make(row)
+            self._discard(row)
+            env = self._put(row, self._maker.make())
         if task_number != self._task_numbers[row]:
             self._phase = "reset_task"
             reset_task(env, self._tasks[task_number])
             self._task_numbers[row] = task_number
         self._phase = "reset"
+        self._steps_left[row] = self._limits[row]
         observation, _ = env.reset(seed=seed)
         self._write(self._arrays.observations, row, observation)
 
@@ -182,8 +185,8 @@ class SingleRows(Rows):
         # environment may keep its action and the coordinator writes the next one here.
         scalar = arrays.actions.ndim == 1
         actions: Any = arrays.actions.tolist() if scalar else arrays.actions.copy()
-        steps = self._steps
-        num_offers, next_offer = int(arrays.num_offers[0]), 0
+        steps, steps_left = self._steps, self._steps_left
+        next_offer, end_of_offers = arrays.offers.tolist()
         for row, order in enumerate(arrays.orders.tolist()):
             if order == _STEP:
                 outcome = 0
@@ -191,6 +194,9 @@ class SingleRows(Rows):
                     self._phase = "step"
                     observation, reward, terminated, truncated, _ = steps[row](actions[row])
                     rewards[row] = reward
+                    steps_left[row] -= 1
+                    if not steps_left[row]:
+                        truncated = True
                     if terminated or truncated:
                         outcome = _TERMINATED * bool(terminated) | _TRUNCATED * bool(truncated)
                         # Before the reset: an environment may reuse its observation's memory.
@@ -202,8 +208,7 @@ class SingleRows(Rows):
                         self._write(observations, row, observation)
                         continue
                     outcomes[row] = outcome
-                    if next_offer < num_offers:
-                        arrays.taken[row] = next_offer
+                    if next_offer < end_of_offers:
                         outcomes[row] |= _NEXT
                         seed = int(arrays.offer_seed[next_offer])
                         task_number = int(arrays.offer_task[next_offer])
@@ -239,15 +244,10 @@ def _step_before_start(action: Any) -> Any:
 class VectorRows(Rows):
     """All rows in one natively vectorised environment."""
 
-    def __init__(self, maker: EnvMaker, env: RowVectorEnv) -> None:
-        super().__init__()
-        self.num_rows = env.num_envs
-        self._maker = maker
+    def __init__(self, env: RowVectorEnv, tasks: Mapping[int, Any]) -> None:
+        super().__init__(env.num_envs, tasks)
         self._env = env
         self._task_numbers = np.full(self.num_rows, NO_TASK)
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
-        self.has_tasks = type(env).reset_task is not RowVectorEnv.reset_task
 
     def _begin(
         self, rows: NDArray[np.intp], seeds: NDArray[np.int64], task_numbers: NDArray[np.int64]
@@ -300,11 +300,11 @@ class VectorRows(Rows):
             return
         arrays.last_observations[ended] = observations[ended]
         arrays.outcomes[ended] = _TERMINATED * terminated[ended] | _TRUNCATED * truncated[ended]
-        takers = ended[: int(arrays.num_offers[0])]
+        next_offer, end_of_offers = arrays.offers.tolist()
+        takers = ended[: end_of_offers - next_offer]
         if takers.size:
-            arrays.taken[takers] = np.arange(takers.size)
             try:
-                offers = slice(0, takers.size)
+                offers = slice(next_offer, next_offer + takers.size)
                 self._begin(takers, arrays.offer_seed[offers], arrays.offer_task[offers])
             except Exception as error:
                 self._fail_all(takers, error, of_next=True)
@@ -321,15 +321,60 @@ class VectorRows(Rows):
             self._env.close()
 
 
-MAX_DEFAULT_ROWS = 64
+DEFAULT_ROWS = 64
 """Rows of a worker of single environments where the user names no number."""
 DEFAULT_VECTOR_ROWS = 256
 """The same for a natively vectorised environment."""
 
 
-def make_rows(maker: EnvMaker, num_rows: int | None) -> Rows:
-    """Make the rows of one worker, vectorised where the environment offers it."""
-    env = maker.make_rows(num_rows or DEFAULT_VECTOR_ROWS)
-    if env is not None:
-        return VectorRows(maker, env)
-    return SingleRows(maker, num_rows or MAX_DEFAULT_ROWS)
+@dataclass(frozen=True)
+class Fleet:
+    """All rows of one worker, and what is known of their environments."""
+
+    groups: list[Rows]
+    tasks: dict[int, Any]
+    """Known to all groups; kept and forgotten as the coordinator says."""
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    has_tasks: bool
+    is_vectorized: bool
+
+    @classmethod
+    def make(cls, maker: EnvMaker, num_rows: int | None, num_groups: int | None) -> Self:
+        """Make the rows of one worker, vectorised where the environment offers it.
+
+        Args:
+            maker: Makes the environments.
+            num_rows: In all groups together; None: the default.
+            num_groups: None: two, so that the worker has work while the coordinator computes;
+                one for vectorised environments, whose steps are cheaper than a second message.
+        """
+        tasks: dict[int, Any] = {}
+        sizes = _shares(num_rows or DEFAULT_VECTOR_ROWS, num_groups or 1)
+        vector_env = maker.make_rows(sizes[0])
+        if vector_env is not None:
+            groups: list[Rows] = [VectorRows(vector_env, tasks)]
+            for size in sizes[1:]:
+                more = maker.make_rows(size)
+                assert more is not None
+                groups.append(VectorRows(more, tasks))
+            takes_tasks = type(vector_env).reset_task is not RowVectorEnv.reset_task
+            spaces = vector_env.single_observation_space, vector_env.single_action_space
+            return cls(groups, tasks, *spaces, takes_tasks, True)
+        first = maker.make()
+        groups = []
+        for size in _shares(num_rows or DEFAULT_ROWS, num_groups or 2):
+            groups.append(SingleRows(maker, size, tasks, None if groups else first))
+        spaces = first.observation_space, first.action_space
+        return cls(groups, tasks, *spaces, has_tasks(first), False)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for group in self.groups:
+            group.close()
+
+
+def _shares(num_rows: int, num_groups: int) -> list[int]:
+    """Divide rows among groups, of which none is empty."""
+    num_groups = min(num_groups, num_rows)
+    return [(num_rows + index) // num_groups for index in reversed(range(num_groups))]
