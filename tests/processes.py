@@ -1,5 +1,6 @@
-"""What /proc tells of our processes, and scripts run in processes of their own."""
+"""Processes, as /proc tells of them; scripts in their own ones; waiting for what others do."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +23,7 @@ def children() -> set[int]:
             found.update(map(int, (task / "children").read_text().split()))
         except FileNotFoundError:  # the thread has ended meanwhile
             continue
-    tracker = resource_tracker._resource_tracker  # type: ignore[attr-defined]  # private
+    tracker: Any = resource_tracker._resource_tracker  # its process is nobody's fault
     return found - {tracker._pid}
 
 
@@ -53,21 +55,14 @@ def resident_mebibytes(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float) -> float:
-    """Wait until something outside of us has come about; return how long it took."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - began < seconds, f"not within {seconds} s"
-        time.sleep(0.005)
-    return time.monotonic() - began
-
-
-def start_script(path: Path, script: str, *args: str) -> subprocess.Popen[str]:
+def start_script(
+    path: Path, script: str, *args: str, warnings: str = "error"
+) -> subprocess.Popen[str]:
     """Start a script in a process group of its own; it finds our package and the fakes."""
     path.write_text(textwrap.dedent(script))
     return subprocess.Popen(
         [sys.executable, path, *args],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": "error"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": warnings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,9 +70,27 @@ def start_script(path: Path, script: str, *args: str) -> subprocess.Popen[str]:
     )
 
 
-def run_script(path: Path, script: str, *args: str) -> str:
+def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> str:
     """Run a script to its end, which must be a quiet one; return what it printed."""
-    with start_script(path, script, *args) as process:
+    with start_script(path, script, *args, warnings=warnings) as process:
         output, complaints = process.communicate(timeout=50)
     assert (process.returncode, complaints) == (0, "")
     return output
+
+
+async def until(is_so: Callable[[], bool], seconds: float = 10) -> float:
+    """Let the loop go on until it is so; return how long that took."""
+    began = time.perf_counter()
+    async with asyncio.timeout(seconds):
+        while not is_so():  # noqa: ASYNC110  (the sampler's thread sets no event for tests)
+            await asyncio.sleep(0)
+    return time.perf_counter() - began
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> float:
+    """Wait until it is so; return how long that took."""
+    began = time.perf_counter()
+    while not is_so():
+        assert time.perf_counter() - began < seconds, f"not within {seconds} s"
+        time.sleep(0.005)
+    return time.perf_counter() - began

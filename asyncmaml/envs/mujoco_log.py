@@ -50,7 +50,7 @@ class _MujocoLog(MetaPathFinder):
         with self._lock:
             self._num_blocks += 1
             if self._num_blocks == 1:
-                if "mujoco" in sys.modules:
+                if sys.modules.get("mujoco") is not None:
                     self._set_handler(sys.modules["mujoco"])
                 else:
                     sys.meta_path.insert(0, self)

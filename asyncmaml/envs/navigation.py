@@ -149,6 +149,7 @@ class Navigation2DVectorEnv(RowVectorEnv):
         self._elapsed_steps = np.zeros(num_envs, np.int64)
         if task is not None:
             self.reset_task(task)
+        self._initial_goal = self._goals[0].copy()
 
     def reset(
         self,
@@ -186,6 +187,10 @@ class Navigation2DVectorEnv(RowVectorEnv):
             ConfigurationError: The task has no goal of two finite numbers.
         """
         self._goals[slice(None) if mask is None else mask] = _goal_of(task)
+
+    def restore_task(self, mask: NDArray[np.bool_]) -> None:
+        """Give the masked rows the goal that they had at first."""
+        self._goals[mask] = self._initial_goal
 
 
 def _spaces(action_scale: float) -> tuple[Space[FloatArray], Space[FloatArray]]:

@@ -112,6 +112,11 @@ class RowVectorEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]], ABC):
         )
         raise ConfigurationError(message)
 
+    def restore_task(self, mask: NDArray[np.bool_]) -> None:
+        """Give the masked rows the task that their constructor gave them."""
+        message = f"{type(self).__name__} has tasks; implement restore_task(mask) as well"
+        raise ConfigurationError(message)
+
 
 def steps_by_row(creator: object) -> bool:
     """Tell whether what `creator` makes says of itself that its rows are independent.

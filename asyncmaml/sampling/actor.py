@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 from torch.distributions import Distribution
 
@@ -82,8 +82,8 @@ class Actor:
 
 def to_environment(space: "Space[Any]", clip_actions: bool) -> "ActionWriter":
     """Return what writes recorded actions as the environment takes them."""
-    if isinstance(space, Discrete) and space.start:
-        return ActionWriter(offset=int(space.start))
+    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+        return ActionWriter(offset=np.asarray(space.start))
     if isinstance(space, Box) and clip_actions:
         return ActionWriter(low=space.low, high=space.high)
     return ActionWriter()
@@ -96,7 +96,7 @@ class ActionWriter:
         self,
         low: NDArray[Any] | None = None,
         high: NDArray[Any] | None = None,
-        offset: int = 0,
+        offset: NDArray[Any] | None = None,
     ) -> None:
         self._low = low
         self._high = high
@@ -107,7 +107,7 @@ class ActionWriter:
         if self._low is not None:
             clipped: NDArray[Any] = np.clip(actions, self._low, self._high)
             return clipped
-        return actions + self._offset if self._offset else actions
+        return actions if self._offset is None else actions + self._offset
 
 
 def _refuse_not_finite(actions: NDArray[Any], log_probs: NDArray[Any]) -> None:

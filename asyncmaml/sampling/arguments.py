@@ -4,6 +4,7 @@ import math
 import os
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 
 from asyncmaml.errors import ConfigurationError
@@ -30,8 +31,9 @@ def positive_seconds(name: str, value: Any) -> float:
     Raises:
         ConfigurationError: It is none.
     """
-    if isinstance(value, int | float) and not math.isnan(value) and value > 0:
-        return float(value)
+    number = _real(value)
+    if number is not None and number > 0:
+        return number
     message = f"{name} is {value!r}; wanted a positive number of seconds"
     raise ConfigurationError(message)
 
@@ -42,10 +44,19 @@ def fraction(name: str, value: Any) -> float:
     Raises:
         ConfigurationError: It is none.
     """
-    if isinstance(value, int | float) and 0 <= value <= 1:
-        return float(value)
+    number = _real(value)
+    if number is not None and 0 <= number <= 1:
+        return number
     message = f"{name} is {value!r}; wanted a number between 0 and 1"
     raise ConfigurationError(message)
+
+
+def _real(value: Any) -> float | None:
+    """Return a real number, numpy's too, as a float; None for anything else and for NaN."""
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        number = float(value)
+        return None if math.isnan(number) else number
+    return None
 
 
 def optional_seed(value: Any) -> int | None:

@@ -113,6 +113,8 @@ class Coordinator:
         if self._requests.get(request.slot) is request:
             self._remove(request)
             request.deliver(error)
+            # Where its policy failed, its rows are free and no reply of theirs is on its way.
+            self._request_tick()
 
     def fail_all(self, error: AsyncMAMLError) -> None:
         """Deliver an error to every request, and to all that are still to come."""
@@ -181,6 +183,16 @@ class Coordinator:
         running = sum(float(arrays.busy_seconds[0]) for arrays in arrays_of_groups)
         return self._lost_environment_seconds + running
 
+    def has_replied(self, lane: Lane) -> bool:
+        """Whether a lane's reply is in and waits for the next tick."""
+        return any(reply[0] is lane for reply in self._replies)
+
+    def release_lanes(self) -> None:
+        """Let go of the shared arrays; what they count is kept."""
+        self._lost_environment_seconds = self.environment_seconds()
+        for lane in self.lanes:
+            lane.link = None
+
     def rejoin(self) -> None:
         """Give orders to lanes that have become available."""
         self._request_tick()
@@ -218,8 +230,13 @@ class Coordinator:
             acted = time.perf_counter()
             self._scatter(acting)
             statistics.ticks += 1
+        sent = time.perf_counter()  # a worker's time does not include the forward
         for lane in lanes:
-            self._num_stepping += lane.begin_step(began)
+            if lane.begin_step(sent):
+                self._num_stepping += 1
+            elif lane.pending is not None:  # the policy of all its rows has failed
+                self._log.drop(lane.pending)
+                lane.pending = None
         ended = time.perf_counter()
         statistics.gather_seconds += gathered - began
         statistics.forward_seconds += acted - gathered
@@ -381,7 +398,7 @@ class Coordinator:
             )
         except PolicyError as error:
             self.fail(request, error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             message = f"the policy raised {type(error).__name__}: {error}"
             failure = PolicyError(message)
             failure.__cause__ = error

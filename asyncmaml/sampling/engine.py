@@ -167,10 +167,12 @@ class Engine:
             self._pool = pool
             self.opened.set_result(opened)
             await stopping
-            self._coordinator.fail_all(_closed())
         except asyncio.CancelledError:
-            self.opened.set_exception(_closed())
+            if not self.opened.done():
+                self.opened.set_exception(_closed())
         finally:
+            if self._coordinator is not None:  # also where this loop was broken from inside
+                self._coordinator.fail_all(_closed())
             stopping.cancel()
             await pool.close()
             if self.task_env is not None:

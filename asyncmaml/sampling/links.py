@@ -86,7 +86,11 @@ class InlineLink(Link):
         # One group: there is nobody who could compute while it steps.
         self._fleet = Fleet.make(setup.maker, setup.num_rows, 1)
         self.ready: Ready = describe(self._fleet)
-        layout = layout_of(self.ready)
+        try:
+            layout = layout_of(self.ready)
+        except BaseException:
+            self._fleet.close()
+            raise
         self.arrays = layout.views(bytearray(layout.num_bytes))
         for group, arrays in zip(self._fleet.groups, self.arrays, strict=True):
             group.attach(arrays)
@@ -165,6 +169,15 @@ class ProcessLink(Link):
 
     def _forget_task(self, number: int) -> None:
         self._send(frame(Kind.FORGET, pickle.dumps(number)))
+
+    def has_answered(self) -> bool:
+        """Whether something of the worker's waits to be read."""
+        try:
+            return bool(self._pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _send(self, data: bytes) -> None:
         if self._unsent:

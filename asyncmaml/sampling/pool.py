@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from contextlib import suppress
+import traceback
 from dataclasses import dataclass
 
 import cloudpickle
@@ -69,9 +69,7 @@ class WorkerPool:
         """
         try:
             if not self._settings.num_workers:
-                inline = InlineLink(self._setup)
-                self._links.append(inline)
-                return inline.ready
+                return self._open_inline()
             async with asyncio.TaskGroup() as group:
                 starts = [
                     group.create_task(self._start_worker(), name=f"start-worker-{index}")
@@ -87,6 +85,18 @@ class WorkerPool:
         started = [start.result() for start in starts]
         self._links = [link for link, _ in started]
         return started[0][1]
+
+    def _open_inline(self) -> Ready:
+        try:
+            inline = InlineLink(self._setup)
+        except AsyncMAMLError:
+            raise
+        except Exception as error:
+            name, text = self._setup.maker.name, "".join(traceback.format_exception(error))
+            message = f"{name} could not be made: {type(error).__name__}: {error}"
+            raise EnvironmentFailedError(message, remote_traceback=text) from error
+        self._links.append(inline)
+        return inline.ready
 
     def serve(self, coordinator: Coordinator) -> None:
         """Connect the links to the coordinator's lanes, and watch over them."""
@@ -116,10 +126,12 @@ class WorkerPool:
             process.start()
             link = ProcessLink(process)
             self._links.append(link)  # from here on kill() knows it
-            answer = None
-            with suppress(TimeoutError):
+            setup = self._pickled_setup()
+            try:
                 async with asyncio.timeout(self._settings.start_timeout):
-                    answer = await link.set_up(self._pickled_setup())
+                    answer = await link.set_up(setup)
+            except TimeoutError:
+                raise self._late() from None
             if not isinstance(answer, Ready):
                 raise self._start_error(process, answer)
             link.share_memory(layout_of(answer))
@@ -149,15 +161,17 @@ class WorkerPool:
         if answer:
             message = f"{name} could not be made in a worker: {answer[0].error}"
             return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
-        process.aio_process.join(0.2)
-        if process.exitcode is None:
-            return WorkerStartError(
-                f"a worker did not make {name} within {self._settings.start_timeout} s and was "
-                "killed; raise start_timeout if its constructor may take longer"
-            )
+        process.aio_process.join(1.0)  # it has closed its pipe: it ends
         return WorkerStartError(
             f"a worker {describe_exit(process.exitcode)} before it had made {name}; its own "
             "words are above on stderr"
+        )
+
+    def _late(self) -> WorkerStartError:
+        return WorkerStartError(
+            f"a worker did not make {self._setup.maker.name} within "
+            f"{self._settings.start_timeout} s and was killed; raise start_timeout if its "
+            "constructor may take longer"
         )
 
     def _watch_steps(self) -> None:
@@ -166,15 +180,25 @@ class WorkerPool:
         timeout = self._settings.step_timeout
         oldest = time.perf_counter() - timeout
         for worker, lanes in enumerate(self._lanes):
-            # A command begins when it is sent, or when the group before it has been answered.
-            since = [lane.stepping_since for lane in lanes if lane.is_stepping]
-            if since and max(min(since), max(lane.answered_at for lane in lanes)) < oldest:
+            if self._is_late(lanes, oldest):
                 message = (
                     f"worker {worker} did not answer STEP within {timeout} s and was killed; "
                     "raise step_timeout if one step of its rows may take longer"
                 )
                 self._lose(worker, WorkerTimeoutError(message))
         self._watch = loop.call_later(min(timeout / 4, 1.0), self._watch_steps)
+
+    def _is_late(self, lanes: list[Lane], oldest: float) -> bool:
+        """Whether a worker has been at one command since before `oldest`."""
+        link, coordinator = lanes[0].link, self._coordinator
+        since = [lane.stepping_since for lane in lanes if lane.is_stepping]
+        # A command begins when it is sent, or when the group before it has been answered.
+        if not since or max(min(since), max(lane.answered_at for lane in lanes)) >= oldest:
+            return False
+        assert isinstance(link, ProcessLink)
+        assert coordinator is not None
+        # This thread may have been busy with a forward: look at the pipe before the kill.
+        return not (link.has_answered() or any(map(coordinator.has_replied, lanes)))
 
     def _lose(self, worker: int, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
         """Take a worker out and start another in its place."""
@@ -241,3 +265,5 @@ class WorkerPool:
         for link in self._links:
             link.kill()
         self._links.clear()
+        if self._coordinator is not None:
+            self._coordinator.release_lanes()

@@ -224,13 +224,16 @@ class AsyncSampler:
         engine, _ = self._open()
         size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
         discount = fraction("gamma", gamma)
-        streams = self._streams(optional_seed(seed))
+        call_seed = optional_seed(seed)
+        snapshot = PolicySnapshot(policy, params, self._device)
+        task = self._task if task is _SAMPLERS_TASK else _as_task(task)
+        streams = self._streams(call_seed)  # last, since a refused call does not count
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BatchEpisodes] = loop.create_future()
         request = Request(
-            PolicySnapshot(policy, params, self._device),
+            snapshot,
             streams,
-            self._task if task is _SAMPLERS_TASK else _as_task(task),
+            task,
             size,
             discount,
             str(self._device),

@@ -89,10 +89,13 @@ class _Server:
         from asyncmaml.worker.protocol import FrameReader, Kind
 
         reader = FrameReader()
-        for kind, payload in reader.feed(self._pipe.recv(1 << 16)):
-            assert kind is Kind.SETUP
-            if not self._set_up(payload):
+        while self._fleet is None:  # an environment that holds data comes in many pieces
+            if not (data := self._pipe.recv(1 << 16)):
                 return
+            for kind, payload in reader.feed(data):
+                assert kind is Kind.SETUP
+                if not self._set_up(payload):
+                    return
         # Nothing but ATTACH can follow READY; plain recv would lose the descriptor beside it.
         data, descriptors, _, _ = socket.recv_fds(self._pipe, 1 << 16, 1)
         if not data:
@@ -108,6 +111,7 @@ class _Server:
 
     def _answer(self, kind: "Kind", payload: bytes) -> None:
         from asyncmaml.worker.protocol import STEPPED, Kind, frame
+        from asyncmaml.worker.rows import UnreadableTask
 
         fleet = self._fleet
         assert fleet is not None
@@ -119,13 +123,18 @@ class _Server:
             self._pipe.sendall(STEPPED[group])
         elif kind is Kind.TASK:
             number, task = pickle.loads(payload)
-            fleet.tasks[number] = pickle.loads(task)
+            try:
+                fleet.tasks[number] = pickle.loads(task)
+            except Exception as error:  # told by the episodes that need it
+                fleet.tasks[number] = UnreadableTask(error)
         else:
             assert kind is Kind.FORGET
             del fleet.tasks[pickle.loads(payload)]
 
     def _set_up(self, payload: bytes) -> bool:
         """Make the first environment; return whether it stands."""
+        import cloudpickle  # a space may be of a class of the user's script
+
         from asyncmaml.worker.protocol import Kind, RowFailure, frame
 
         try:
@@ -141,7 +150,7 @@ class _Server:
             failure = RowFailure(-1, "constructor", summary, text)
             self._pipe.sendall(frame(Kind.FAILED, pickle.dumps([failure])))
             return False
-        self._pipe.sendall(frame(Kind.READY, pickle.dumps(describe(self._fleet))))
+        self._pipe.sendall(frame(Kind.READY, cloudpickle.dumps(describe(self._fleet))))
         return True
 
     def _attach(self, descriptor: int) -> None:

@@ -34,6 +34,13 @@ _TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
 _NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
 
 
+@dataclass(frozen=True)
+class UnreadableTask:
+    """Stands for a task that could not be unpickled here; episodes that need it fail."""
+
+    error: Exception
+
+
 class Rows(ABC):
     """One group of rows: what the coordinator's orders are carried out on.
 
@@ -64,6 +71,12 @@ class Rows(ABC):
         arrays.busy_seconds[0] += time.perf_counter() - began
         return self._failures
 
+    def _task(self, number: int) -> Any:
+        task = self._tasks[number]
+        if isinstance(task, UnreadableTask):
+            raise task.error
+        return task
+
     @abstractmethod
     def _step(self) -> None:
         """Do every row's order."""
@@ -72,7 +85,7 @@ class Rows(ABC):
     def close(self) -> None:
         """Close the environments."""
 
-    def _fail(self, row: int, error: Exception, *, of_next: bool = False) -> None:
+    def _fail(self, row: int, error: BaseException, *, of_next: bool = False) -> None:
         text = "".join(traceback.format_exception(error))
         summary = "".join(traceback.format_exception_only(error)).strip()
         self._failures.append(RowFailure(row, self._phase, summary, text, of_next=of_next))
@@ -159,7 +172,7 @@ class SingleRows(Rows):
             env = self._put(row, self._maker.make())
         if task_number != self._task_numbers[row]:
             self._phase = "reset_task"
-            reset_task(env, self._tasks[task_number])
+            reset_task(env, self._task(task_number))
             self._task_numbers[row] = task_number
         self._phase = "reset"
         self._steps_left[row] = self._limits[row]
@@ -214,13 +227,13 @@ class SingleRows(Rows):
                         task_number = int(arrays.offer_task[next_offer])
                         next_offer += 1
                         self._begin(row, seed, task_number)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self._fail(row, error, of_next=bool(outcomes[row] & _NEXT))
                     self._abandon(row)
             elif order == _START:
                 try:
                     self._begin(row, int(arrays.start_seed[row]), int(arrays.start_task[row]))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self._fail(row, error)
                     self._abandon(row)
 
@@ -241,6 +254,10 @@ def _step_before_start(action: Any) -> Any:
     raise AssertionError(message)
 
 
+_NOBODYS_TASK = NO_TASK - 1
+"""Of a row whose task was refused: what it has now, nobody knows."""
+
+
 class VectorRows(Rows):
     """All rows in one natively vectorised environment."""
 
@@ -250,24 +267,46 @@ class VectorRows(Rows):
         self._task_numbers = np.full(self.num_rows, NO_TASK)
 
     def _begin(
-        self, rows: NDArray[np.intp], seeds: NDArray[np.int64], task_numbers: NDArray[np.int64]
+        self,
+        rows: NDArray[np.intp],
+        seeds: NDArray[np.int64],
+        task_numbers: NDArray[np.int64],
+        *,
+        of_next: bool = False,
     ) -> None:
+        """Begin an episode in each of these rows; those whose task is refused fail alone."""
+        is_good = np.ones(len(rows), np.bool_)
+        self._phase = "reset_task"
         changed = self._task_numbers[rows] != task_numbers
-        if changed.any():
-            self._phase = "reset_task"
-            for number in np.unique(task_numbers[changed]).tolist():
-                mask = np.zeros(self.num_rows, np.bool_)
-                mask[rows[task_numbers == number]] = True
-                self._env.reset_task(None if number == NO_TASK else self._tasks[number], mask)
+        for number in np.unique(task_numbers[changed]).tolist():
+            takers = changed & (task_numbers == number)
+            mask = np.zeros(self.num_rows, np.bool_)
+            mask[rows[takers]] = True
+            try:
+                if number == NO_TASK:
+                    self._env.restore_task(mask)
+                else:
+                    self._env.reset_task(self._task(number), mask)
+            except Exception as error:
+                self._task_numbers[mask] = _NOBODYS_TASK
+                is_good &= ~takers
+                self._fail_all(rows[takers], error, of_next=of_next)
+            else:
                 self._task_numbers[mask] = number
+        rows, seeds = rows[is_good], seeds[is_good]
+        if not rows.size:
+            return
         self._phase = "reset"
         mask = np.zeros(self.num_rows, np.bool_)
         mask[rows] = True
         all_seeds: list[int | None] = [None] * self.num_rows
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             all_seeds[row] = seed
-        observations, _ = self._env.reset(seed=all_seeds, options={"reset_mask": mask})
-        self._arrays.observations[rows] = observations[rows]
+        try:
+            observations, _ = self._env.reset(seed=all_seeds, options={"reset_mask": mask})
+            self._arrays.observations[rows] = observations[rows]
+        except Exception as error:
+            self._fail_all(rows, error, of_next=of_next)
 
     def _step(self) -> None:
         arrays = self._arrays
@@ -278,12 +317,8 @@ class VectorRows(Rows):
                 self._step_rows(stepping)
         except Exception as error:
             self._fail_all(np.flatnonzero(stepping), error)
-            return
-        try:
-            if starting.size:
-                self._begin(starting, arrays.start_seed[starting], arrays.start_task[starting])
-        except Exception as error:
-            self._fail_all(starting, error)
+        if starting.size:
+            self._begin(starting, arrays.start_seed[starting], arrays.start_task[starting])
 
     def _step_rows(self, stepping: NDArray[np.bool_]) -> None:
         arrays = self._arrays
@@ -303,11 +338,9 @@ class VectorRows(Rows):
         next_offer, end_of_offers = arrays.offers.tolist()
         takers = ended[: end_of_offers - next_offer]
         if takers.size:
-            try:
-                offers = slice(next_offer, next_offer + takers.size)
-                self._begin(takers, arrays.offer_seed[offers], arrays.offer_task[offers])
-            except Exception as error:
-                self._fail_all(takers, error, of_next=True)
+            offers = slice(next_offer, next_offer + takers.size)
+            seeds, tasks = arrays.offer_seed[offers], arrays.offer_task[offers]
+            self._begin(takers, seeds, tasks, of_next=True)
             arrays.outcomes[takers] |= _NEXT
 
     def _fail_all(self, rows: NDArray[np.intp], error: Exception, *, of_next: bool = False) -> None:
