@@ -29,25 +29,17 @@ from torch.distributions import (
 )
 
 from asyncmaml.errors import PolicyError
-from asyncmaml.sampling.streams import EpisodeStreams, Noise, steps_per_block
-
-_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+from asyncmaml.sampling.noise_store import ActionNoise, NoisePlan
+from asyncmaml.sampling.streams import Noise
 
 
 @dataclass(frozen=True)
 class ActionPlan:
     """How a policy's actions are drawn, found from its first distribution."""
 
-    kind: Noise
-    width: int
-    """Numbers of noise that one action takes."""
-    steps: int
-    """Steps whose noise is drawn at once."""
-
-    @property
-    def columns(self) -> int:
-        """Numbers that `draw_noise` gives for one action: normal noise brings its log-density."""
-        return self.width + (self.kind is Noise.NORMAL)
+    noise: NoisePlan
+    shape: tuple[int, ...]
+    """Of one action, A."""
 
 
 def plan_actions(distribution: object, num_rows: int, space: "Space[Any]") -> ActionPlan:
@@ -74,55 +66,75 @@ def plan_actions(distribution: object, num_rows: int, space: "Space[Any]") -> Ac
     width = math.prod(shape[1:])
     if kind is Noise.GUMBEL:
         width *= int(_categorical(distribution).logits.shape[-1])
-    return ActionPlan(kind, width, steps_per_block(width))
+    return ActionPlan(NoisePlan(kind, width), shape[1:])
 
 
-def draw_noise(
-    plan: ActionPlan, streams: EpisodeStreams, batch_id: int, block: int
-) -> NDArray[np.float32]:
-    """Draw the noise of one block of an episode's steps.
-
-    Returns:
-        Shape `(steps, columns)`. Behind normal noise z stands its log-density, which is cheaper
-        here, for a block, than once for every tick.
-    """
-    noise = streams.noise(plan.kind, batch_id, block, (plan.steps, plan.width))
-    if plan.kind is not Noise.NORMAL:
-        return noise
-    drawn = np.empty((plan.steps, plan.width + 1), np.float32)
-    drawn[:, :-1] = noise
-    density = drawn[:, -1]
-    np.einsum("tw,tw->t", noise, noise, out=density)
-    density *= -0.5
-    density -= plan.width * _HALF_LOG_TWO_PI
-    return drawn
-
-
-def draw_actions(distribution: Distribution, noise: Tensor) -> tuple[Tensor, Tensor]:
+def draw_actions(
+    plan: ActionPlan,
+    distribution: Distribution,
+    noise: ActionNoise,
+    rows: slice | NDArray[np.intp],
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Draw one action a row.
 
     Args:
-        distribution: Of batch shape `(N, ...)`, as `plan_actions` accepted it.
-        noise: One row of `draw_noise` for each, shape `(N, columns)`.
+        plan: Of this policy, as `plan_actions` returned it.
+        distribution: Of batch shape `(P, ...)`, or `(M, P, ...)` with stacked parameters.
+        noise: Of N rows.
+        rows: Which of the P, or M times P, rows of the distribution they are; the others are
+            padding.
 
     Returns:
         Actions `(N, *A)` and their log-probabilities `(N,)`.
     """
-    if isinstance(distribution, Categorical):
-        actions = (distribution.logits + noise).argmax(-1)
-        return actions, distribution.logits.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
+    # In numpy, whose calls cost less than torch's, since there are several for each tick.
+    if isinstance(distribution, Categorical) and not plan.shape:
+        logits = _by_row(distribution.logits, 1)[rows]
+        actions = (logits + noise.values).argmax(-1)
+        return actions, logits[np.arange(len(actions)), actions]
+    if isinstance(distribution, Independent) and len(plan.shape) == 1:
         normal = distribution.base_dist
-        if normal.loc.ndim == 2:
+        if isinstance(normal, Normal) and noise.log_densities is not None:
+            loc, scale = _by_row(normal.loc, 1)[rows], _by_row(normal.scale, 1)[rows]
             # The density from z: the same to rounding as from the action, at less cost.
-            scale = normal.scale
-            if scale.stride(0) == 0:  # one scale for all rows
-                scale = scale[:1]
-            log_probs = noise[:, -1] - scale.log().sum(-1)
-            return torch.addcmul(normal.loc, normal.scale, noise[:, :-1]), log_probs
-    actions = _transform(distribution, noise)
-    log_probs = distribution.log_prob(actions)
-    return actions, log_probs.flatten(1).sum(-1) if log_probs.ndim > 1 else log_probs
+            is_shared = scale.strides[0] == 0  # one scale for all rows
+            log_scale = np.log(scale[0] if is_shared else scale).sum(-1)
+            drawn = scale * noise.values
+            drawn += loc
+            return drawn, noise.log_densities - log_scale
+    return _draw_with_torch(plan, distribution, noise.values, rows)
+
+
+def _by_row(values: Tensor, num_axes: int) -> NDArray[Any]:
+    """Return the values with one axis for all rows before the last `num_axes`."""
+    array: NDArray[Any] = values.cpu().numpy()
+    if array.ndim > num_axes + 1:
+        return array.reshape(-1, *array.shape[array.ndim - num_axes :])
+    return array
+
+
+def _draw_with_torch(
+    plan: ActionPlan,
+    distribution: Distribution,
+    values: NDArray[np.float32],
+    rows: slice | NDArray[np.intp],
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    shape = tuple(distribution.batch_shape + distribution.event_shape)
+    num_rows = math.prod(shape[: len(shape) - len(plan.shape)])
+    noise = np.full((num_rows, plan.noise.width), 0.5, np.float32)  # any that is finite
+    noise[rows] = values
+    actions = _transform(distribution, torch.from_numpy(noise).to(_device_of(distribution)))
+    log_probs: NDArray[np.float32] = distribution.log_prob(actions).cpu().numpy()
+    by_row = log_probs.reshape(num_rows, -1)[rows]
+    # A distribution that is not Independent gives one for each number of an action.
+    return _by_row(actions, len(plan.shape))[rows], by_row.sum(-1, dtype=np.float32)
+
+
+def _device_of(distribution: Distribution) -> torch.device:
+    while isinstance(distribution, Independent | TransformedDistribution):
+        distribution = distribution.base_dist
+    tensors = (value for value in vars(distribution).values() if isinstance(value, Tensor))
+    return next(tensors).device
 
 
 def _kind(distribution: Distribution) -> Noise:
@@ -164,8 +176,6 @@ def _transform(distribution: Distribution, noise: Tensor) -> Tensor:
     if isinstance(distribution, Categorical):
         gumbel = noise.reshape(distribution.logits.shape)
         return (distribution.logits + gumbel).argmax(-1)
-    if isinstance(distribution, Normal | MultivariateNormal):
-        noise = noise[:, :-1]
     noise = noise.reshape(shape)
     if isinstance(distribution, MultivariateNormal):
         offset = distribution.scale_tril @ noise.unsqueeze(-1)

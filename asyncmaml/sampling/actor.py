@@ -62,22 +62,23 @@ class Actor:
             NotFiniteActionError: An action or its log-probability is NaN or infinite.
         """
         count = len(rows)
-        observations = padded(log.observation_tensor[entries], self._row_block)
+        observations = log.observation_tensor[entries]
+        if count % self._row_block:
+            observations = padded(observations, self._row_block)
         if not self._is_on_cpu:
             observations = observations.to(self._device)
         distribution: Distribution = request.policy(observations)
-        if request.plan is None:
-            request.plan = plan_actions(distribution, len(observations), self._space)
-        drawn = self._noise.gather(request, rows, log.batch_ids[entries], log.steps[entries])
-        noise = padded(torch.from_numpy(drawn), self._row_block)
-        if not self._is_on_cpu:
-            noise = noise.to(self._device)
-        actions, log_probs = draw_actions(distribution, noise)
-        log.actions[entries] = actions[:count].cpu().numpy()
-        chances = log_probs[:count].cpu().numpy()
-        log.log_probs[entries] = chances
-        if not (np.isfinite(chances).all() and np.isfinite(log.actions[entries]).all()):
-            _refuse_not_finite(log.actions[entries], chances)
+        plan = request.plan
+        if plan is None:
+            num_rows = count + -count % self._row_block
+            plan = request.plan = plan_actions(distribution, num_rows, self._space)
+        ids, steps = log.batch_ids[entries], log.steps[entries]
+        noise = self._noise.gather(plan.noise, request.streams, rows, ids, steps)
+        actions, log_probs = draw_actions(plan, distribution, noise, slice(0, count))
+        log.actions[entries] = actions
+        log.log_probs[entries] = log_probs
+        if not (np.isfinite(log_probs).all() and np.isfinite(actions).all()):
+            _refuse_not_finite(actions, log_probs)
 
 
 def to_environment(space: "Space[Any]", clip_actions: bool) -> "ActionWriter":

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncmaml.errors import (
@@ -31,7 +30,6 @@ from asyncmaml.worker.protocol import Outcome, RowFailure
 
 _TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
 _NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
-_ENDED = _TERMINATED | _TRUNCATED
 
 
 class Coordinator:
@@ -73,7 +71,8 @@ class Coordinator:
         """Tasks that no request names any more, with the lanes whose offers still may."""
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
-        self._num_stepping = 0  # lanes that have yet to reply
+        self._under_way = [0] * (1 + max(lane.worker for lane in lanes))
+        """Lanes of each worker that have yet to reply."""
         self._busy_until = time.perf_counter()
         self._broken: AsyncMAMLError | None = None
         self._lost_environment_seconds = 0.0
@@ -143,8 +142,15 @@ class Coordinator:
         """Take a lane's reply; the next tick works on it."""
         lane.answered_at = time.perf_counter()
         self._replies.append((lane, failures))
-        self._num_stepping -= 1
-        if self._num_stepping:
+        under_way = self._under_way
+        under_way[lane.worker] -= 1
+        if under_way[lane.worker]:
+            # The worker has another group to step meanwhile, so nothing is lost by waiting for
+            # more rows to share the forward: one group of each worker, or a worker without work.
+            if len(self._replies) < len(under_way):
+                return
+            self._request_tick()
+        elif any(under_way):
             self._request_tick()
         else:  # no other reply can be on its way
             self._tick()
@@ -160,7 +166,7 @@ class Coordinator:
         answered = [lane for lane, _ in self._replies]
         self._replies = [reply for reply in self._replies if reply[0] not in lanes]
         for lane in lanes:
-            self._num_stepping -= lane.is_stepping and lane not in answered
+            self._under_way[lane.worker] -= lane.is_stepping and lane not in answered
             if lane.pending is not None:
                 self._log.drop(lane.pending)
             self._reclaim(lane)
@@ -233,7 +239,7 @@ class Coordinator:
         sent = time.perf_counter()  # a worker's time does not include the forward
         for lane in lanes:
             if lane.begin_step(sent):
-                self._num_stepping += 1
+                self._under_way[lane.worker] += 1
             elif lane.pending is not None:  # the policy of all its rows has failed
                 self._log.drop(lane.pending)
                 lane.pending = None
@@ -377,13 +383,12 @@ class Coordinator:
         start, stop = first.start, last.stop
         owners = self._log.owners[start:stop]
         slot = int(owners[0])
-        with torch.inference_mode():
-            if len(self._requests) == 1 or (owners == slot).all():
-                self._act_for(self._requests[slot], slice(start, stop), rows)
-                return
-            for slot in np.unique(owners).tolist():
-                mine = np.flatnonzero(owners == slot)
-                self._act_for(self._requests[slot], start + mine, rows[mine])
+        if len(self._requests) == 1 or (owners == slot).all():
+            self._act_for(self._requests[slot], slice(start, stop), rows)
+            return
+        for slot in np.unique(owners).tolist():
+            mine = np.flatnonzero(owners == slot)
+            self._act_for(self._requests[slot], start + mine, rows[mine])
 
     def _act_for(
         self, request: Request, entries: slice | NDArray[np.intp], rows: NDArray[np.intp]

@@ -139,6 +139,7 @@ class Engine:
             # Not what asyncio's policy says: add_reader on plain descriptors is all we need.
             with (
                 one_intraop_thread() as row_block,
+                torch.inference_mode(),  # entered once, since it is not free
                 asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
             ):
                 runner.run(self._main(row_block))
@@ -192,16 +193,17 @@ class Engine:
         ready = await pool.open()
         if ready.has_tasks:
             # Here and not when it is first asked for: making one may take a while.
-            self.task_env = self._maker.make()
+            with torch.inference_mode(False):
+                self.task_env = self._maker.make()
         layout = layout_of(ready)
         num_workers = max(1, self._settings.num_workers)
         num_rows = num_workers * sum(ready.group_sizes)
         table = RowTable(num_rows)
         lanes: list[Lane] = []
-        for _ in range(num_workers):
+        for worker in range(num_workers):
             for group, size in enumerate(ready.group_sizes):
                 first_row = lanes[-1].first_row + lanes[-1].num_rows if lanes else 0
-                lanes.append(Lane(group, first_row, size, table))
+                lanes.append(Lane(worker, group, first_row, size, table))
         coordinator = Coordinator(
             lanes,
             table,

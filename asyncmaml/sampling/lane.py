@@ -64,13 +64,17 @@ class Lane:
     """One group of rows, and what they were last told.
 
     Args:
+        worker: The number of its link.
         group: Its number at its link.
         first_row: Number of its row 0 in `table`.
         num_rows: Rows, R.
         table: Of all lanes.
     """
 
-    def __init__(self, group: int, first_row: int, num_rows: int, table: RowTable) -> None:
+    def __init__(
+        self, worker: int, group: int, first_row: int, num_rows: int, table: RowTable
+    ) -> None:
+        self.worker = worker
         self.group = group
         self.first_row = first_row
         self.num_rows = num_rows

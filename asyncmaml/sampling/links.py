@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 
+import torch
+
 from asyncmaml.sampling.process import WorkerProcess
 from asyncmaml.worker.layout import Arrays, WorkerLayout, nameless_memory
 from asyncmaml.worker.main import Ready, Setup, describe
@@ -104,7 +106,10 @@ class InlineLink(Link):
 
     def _step(self, group: int) -> None:
         if self._is_open:
-            self.on_stepped(group, self._fleet.groups[group].step())
+            # The environments' own use of torch is not the sampler's to restrict.
+            with torch.inference_mode(False):
+                failures = self._fleet.groups[group].step()
+            self.on_stepped(group, failures)
 
     def _keep_task(self, number: int, payload: bytes) -> None:
         self._fleet.tasks[number] = pickle.loads(payload)

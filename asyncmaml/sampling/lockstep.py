@@ -12,14 +12,13 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import sample_tasks
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import SamplerStateError
-from asyncmaml.sampling.actions import ActionPlan, draw_actions, draw_noise, plan_actions
+from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.actor import to_environment
 from asyncmaml.sampling.arguments import (
     fraction,
@@ -29,6 +28,7 @@ from asyncmaml.sampling.arguments import (
     whole_number,
 )
 from asyncmaml.sampling.intraop import one_intraop_thread, padded
+from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
@@ -129,7 +129,9 @@ class BatchSampler:
         streams: EpisodeStreams,
         row_block: int,
     ) -> None:
-        rows = _RowNoise(streams, self._envs.num_envs)
+        noise = NoiseStore(self._envs.num_envs)
+        plan: ActionPlan | None = None
+        steps = np.zeros(self._envs.num_envs, np.int64)
         batch_ids = np.full(self._envs.num_envs, _IDLE)
         done = np.ones(self._envs.num_envs, np.bool_)
         next_id = 0
@@ -138,6 +140,7 @@ class BatchSampler:
             seeds: list[int | None] = [0] * len(done)
             for row in np.flatnonzero(done).tolist():
                 batch_ids[row] = _IDLE
+                steps[row] = 0
                 if next_id < episodes.batch_size:
                     batch_ids[row] = next_id
                     seeds[row] = streams.reset_seed(next_id)
@@ -150,13 +153,17 @@ class BatchSampler:
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
             seen = np.array(observations, self._observation_type)
             distribution = policy(padded(torch.from_numpy(seen[active]), row_block))
-            if rows.plan is None:
+            if plan is None:
                 count = len(active) + -len(active) % row_block
-                rows.plan = plan_actions(distribution, count, self.action_space)
-            noise = padded(torch.from_numpy(rows.draw(batch_ids, done)[active]), row_block)
-            drawn, log_probs = draw_actions(distribution, noise)
+                plan = plan_actions(distribution, count, self.action_space)
+            drawn, log_probs = draw_actions(
+                plan,
+                distribution,
+                noise.gather(plan.noise, streams, active, batch_ids[active], steps[active]),
+                slice(0, len(active)),
+            )
             actions = np.zeros((len(done), *drawn.shape[1:]), self._action_type)
-            actions[active] = drawn[: len(active)].numpy()
+            actions[active] = drawn
             observations, rewards, terminated, truncated, _ = self._envs.step(
                 self._to_environment(actions).astype(self._action_type, copy=False)
             )
@@ -165,8 +172,9 @@ class BatchSampler:
                 actions[active],
                 rewards[active].astype(np.float32),
                 batch_ids[active],
-                log_probs[: len(active)].numpy(),
+                log_probs,
             )
+            steps += 1
             done = terminated | truncated
             ended = np.flatnonzero(done & (batch_ids != _IDLE))
             if ended.size:
@@ -208,30 +216,3 @@ class BatchSampler:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _RowNoise:
-    """The action noise of rows that step together, each in an episode of its own."""
-
-    def __init__(self, streams: EpisodeStreams, num_rows: int) -> None:
-        self.plan: ActionPlan | None = None  # known after the first forward
-        self._streams = streams
-        self._steps = np.zeros(num_rows, np.int64)
-        self._blocks: list[NDArray[np.float32] | None] = [None] * num_rows
-
-    def draw(self, batch_ids: NDArray[Any], started: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return the noise of each row's next step, shape `(R, columns)`; 0 for idle rows."""
-        plan = self.plan
-        assert plan is not None
-        self._steps[started] = 0
-        noise = np.zeros((len(batch_ids), plan.columns), np.float32)
-        for row in np.flatnonzero(batch_ids != _IDLE).tolist():
-            block, within = divmod(int(self._steps[row]), plan.steps)
-            if within == 0:
-                batch_id = int(batch_ids[row])
-                self._blocks[row] = draw_noise(plan, self._streams, batch_id, block)
-            drawn = self._blocks[row]
-            assert drawn is not None
-            noise[row] = drawn[within]
-        self._steps += 1
-        return noise

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 
 import cloudpickle
+import torch
 
 from asyncmaml.envs.making import EnvMaker, registered_by_user
 from asyncmaml.errors import (
@@ -88,7 +89,8 @@ class WorkerPool:
 
     def _open_inline(self) -> Ready:
         try:
-            inline = InlineLink(self._setup)
+            with torch.inference_mode(False):  # see InlineLink
+                inline = InlineLink(self._setup)
         except AsyncMAMLError:
             raise
         except Exception as error:

@@ -58,7 +58,7 @@ class AsyncSampler:
         batch_size: Episodes that one `sample()` returns, B.
         num_workers: Worker processes; None: one for each usable core; 0: no process, the
             environments run in the sampler's thread.
-        envs_per_worker: Rows of each worker, R; None: 64, or 256 for a natively vectorised
+        envs_per_worker: Rows of each worker, R; None: 128, or 256 for a natively vectorised
             environment. A row's environment is made when the row is first used.
         groups_per_worker: Groups that a worker's rows are divided into: while one steps, the
             actions of the others are computed. None: 2, or 1 for a natively vectorised one.

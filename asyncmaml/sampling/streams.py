@@ -33,7 +33,6 @@ class Noise(enum.IntEnum):
     UNIFORM = 3
 
 
-_TINY = np.float32(np.finfo(np.float32).tiny)
 _RESET = 0  # beside the kinds of noise in the counter's last word
 _COUNTED, _NAMED, _TASKS = 0, 1, 2  # kinds of key
 
@@ -91,29 +90,20 @@ class EpisodeStreams:
         """Return the reset seeds of the batch ids `start` to `stop - 1`."""
         return np.array([self.reset_seed(batch_id) for batch_id in range(start, stop)], np.int64)
 
-    def noise(
-        self, kind: Noise, batch_id: int, block: int, shape: tuple[int, int]
-    ) -> NDArray[np.float32]:
-        """Draw the noise of one block of an episode's steps.
+    def draw(self, kind: Noise, batch_id: int, block: int, out: NDArray[np.float32]) -> None:
+        """Draw the raw noise of one block of an episode's steps into `out`.
 
         Args:
-            kind: Standard normal, standard Gumbel, or uniform in (0, 1).
+            kind: Standard normal; standard exponential, of which a Gumbel variable is made; or
+                uniform in [0, 1).
             batch_id: The episode.
             block: Steps `block * steps_per_block(width)` and the following ones.
-            shape: `(steps_per_block(width), width)`, with the numbers that one action takes.
-
-        Returns:
-            Of that shape.
+            out: Contiguous, shape `(steps_per_block(width), width)`.
         """
         self._seek(kind, batch_id, block)
         if kind is Noise.NORMAL:
-            return self._generator.standard_normal(shape, dtype=np.float32)
-        if kind is Noise.GUMBEL:
-            # -log(E) of a standard exponential E is a standard Gumbel variable.
-            exponential = self._generator.standard_exponential(shape, dtype=np.float32)
-            np.maximum(exponential, _TINY, out=exponential)
-            np.log(exponential, out=exponential)
-            return np.negative(exponential, out=exponential)
-        uniform = self._generator.random(shape, dtype=np.float32)
-        # Never 0, where many inverse distribution functions are infinite.
-        return np.maximum(uniform, np.float32(2**-25), out=uniform)
+            self._generator.standard_normal(dtype=np.float32, out=out)
+        elif kind is Noise.GUMBEL:
+            self._generator.standard_exponential(dtype=np.float32, out=out)
+        else:
+            self._generator.random(dtype=np.float32, out=out)

@@ -194,10 +194,9 @@ class SingleRows(Rows):
         arrays = self._arrays
         observations, rewards, outcomes = arrays.observations, arrays.rewards, arrays.outcomes
         shape = observations.shape[1:]
-        # Python ints are what Discrete.contains tests fastest. Arrays are copied once, since an
-        # environment may keep its action and the coordinator writes the next one here.
-        scalar = arrays.actions.ndim == 1
-        actions: Any = arrays.actions.tolist() if scalar else arrays.actions.copy()
+        # Copied once, since an environment may keep its action and the coordinator writes the next
+        # one here. What Discrete gets is what Discrete.sample() gives: numpy's int64.
+        actions: list[Any] = list(arrays.actions.copy())
         steps, steps_left = self._steps, self._steps_left
         next_offer, end_of_offers = arrays.offers.tolist()
         for row, order in enumerate(arrays.orders.tolist()):
@@ -354,7 +353,7 @@ class VectorRows(Rows):
             self._env.close()
 
 
-DEFAULT_ROWS = 64
+DEFAULT_ROWS = 128
 """Rows of a worker of single environments where the user names no number."""
 DEFAULT_VECTOR_ROWS = 256
 """The same for a natively vectorised environment."""
