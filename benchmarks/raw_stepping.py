@@ -1,0 +1,160 @@
+"""Steps raw environments and nothing else: no policy, no messages. The limit of any sampler.
+
+As a script, one such process: for each number of seconds read from stdin it steps for so long
+and prints a line of JSON. `python raw_stepping.py Navigation2D 200` steps 200 rows as one
+natively vectorised environment; 0 rows mean single environments.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, Any, Self
+
+import numpy as np
+from workloads import SOURCES, Source
+
+from asyncmaml.envs.making import EnvMaker
+
+_STEPS_BETWEEN_LOOKS = 16  # at the clock
+_NUM_ACTIONS = 1024  # drawn beforehand
+
+
+@dataclass(frozen=True)
+class RawMeasurement:
+    """Steps of all processes together."""
+
+    steps: int
+    process_seconds: float
+    """Wall time, summed over the processes."""
+    cpu_seconds: float
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of a step."""
+        return self.cpu_seconds / self.steps * 1e6
+
+    @property
+    def wall_us(self) -> float:
+        """Wall time of a step within its process."""
+        return self.process_seconds / self.steps * 1e6
+
+
+class RawStepping:
+    """Processes that step raw environments at the same time.
+
+    Args:
+        workload: A key of `SOURCES`.
+        num_processes: As many as there are cores.
+        num_rows: Rows of the natively vectorised form in each process; 0: single environments.
+    """
+
+    def __init__(self, workload: str, num_processes: int, num_rows: int = 0) -> None:
+        self._command = [sys.executable, __file__, workload, str(num_rows)]
+        self._num_processes = num_processes
+        self._stack = ExitStack()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        for _ in range(self._num_processes):
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            # On the way out its stdin is closed, which ends it.
+            self._processes.append(self._stack.enter_context(process))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self._processes:
+            _end(process.stdin).close()
+        self._stack.close()
+
+    def measure(self, seconds: float) -> RawMeasurement:
+        """Step for so long in all processes at once."""
+        for process in self._processes:
+            stdin = _end(process.stdin)
+            stdin.write(f"{seconds}\n")
+            stdin.flush()
+        replies = [json.loads(_end(process.stdout).readline()) for process in self._processes]
+        return RawMeasurement(
+            sum(reply["steps"] for reply in replies),
+            sum(reply["seconds"] for reply in replies),
+            sum(reply["cpu_seconds"] for reply in replies),
+        )
+
+
+def _end(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def single_stepper(source: Source) -> Callable[[], int]:
+    """Return a function that makes one step of one environment, and returns 1."""
+    env = source.make()
+    env.action_space.seed(0)
+    drawn: list[Any] = [env.action_space.sample() for _ in range(_NUM_ACTIONS)]
+    if isinstance(drawn[0], np.integer):
+        drawn = [int(action) for action in drawn]
+    actions = itertools.cycle(drawn)
+    env.reset(seed=os.getpid())
+
+    def step() -> int:
+        _, _, terminated, truncated, _ = env.step(next(actions))
+        if terminated or truncated:
+            env.reset()
+        return 1
+
+    return step
+
+
+def vector_stepper(source: Source, num_rows: int) -> Callable[[], int]:
+    """Return a function that makes one step of all rows, and returns their number."""
+    env = EnvMaker.resolve(source.env, max_episode_steps=source.max_episode_steps).make_rows(
+        num_rows
+    )
+    assert env is not None
+    env.action_space.seed(0)
+    actions = env.action_space.sample()
+    env.reset(seed=os.getpid())
+
+    def step() -> int:
+        _, _, terminated, truncated, _ = env.step(actions)
+        ended = terminated | truncated
+        if ended.any():
+            env.reset(options={"reset_mask": ended})
+        return num_rows
+
+    return step
+
+
+def main() -> None:
+    workload, num_rows = sys.argv[1], int(sys.argv[2])
+    source = SOURCES[workload]
+    step = vector_stepper(source, num_rows) if num_rows else single_stepper(source)
+    for line in sys.stdin:
+        steps = 0
+        began, cpu_began = time.perf_counter(), time.process_time()
+        until = began + float(line)
+        while (now := time.perf_counter()) < until:
+            for _ in range(_STEPS_BETWEEN_LOOKS):
+                steps += step()
+        reply = {
+            "steps": steps,
+            "seconds": now - began,
+            "cpu_seconds": time.process_time() - cpu_began,
+        }
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()
