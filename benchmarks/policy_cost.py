@@ -101,6 +101,8 @@ class _OwnWay:
     def __call__(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         plan, count = self._plan, len(self._observations)
         distribution = self._policy(padded(self._observations, self._row_block), self._params)
-        noise = self._noise.gather(plan.noise, self._streams, self._rows, self._rows, self._steps)
+        noise = self._noise.gather(
+            plan.noise, lambda _: self._streams, self._rows, self._rows, self._steps
+        )
         self._steps += 1
         return draw_actions(plan, distribution, noise, slice(0, count))

@@ -21,7 +21,7 @@ from asyncmaml.errors import (
     NotFiniteError,
     PolicyError,
 )
-from asyncmaml.sampling.actor import ActionWriter, Actor, NotFiniteActionError
+from asyncmaml.sampling.actor import Acting, ActionWriter, Actor, NotFiniteActionError
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.requests import EpisodeQueue, Request
 from asyncmaml.sampling.statistics import Statistics
@@ -376,7 +376,7 @@ class Coordinator:
         return self._all_rows[rows]
 
     def _act(self, rows: NDArray[np.intp], lanes: list[Lane]) -> None:
-        """Draw the actions of the entries just made, one forward for each request."""
+        """Draw the actions of the entries just made."""
         first, last = lanes[0].pending, lanes[-1].pending
         assert first is not None
         assert last is not None
@@ -384,28 +384,29 @@ class Coordinator:
         owners = self._log.owners[start:stop]
         slot = int(owners[0])
         if len(self._requests) == 1 or (owners == slot).all():
-            self._act_for(self._requests[slot], slice(start, stop), rows)
-            return
-        for slot in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == slot)
-            self._act_for(self._requests[slot], start + mine, rows[mine])
+            acting = [Acting(self._requests[slot], slice(start, stop), rows)]
+        else:
+            acting = []
+            order = np.argsort(owners, kind="stable")
+            slots, starts = np.unique(owners[order], return_index=True)
+            for slot, mine in zip(slots.tolist(), np.split(order, starts[1:]), strict=True):
+                acting.append(Acting(self._requests[slot], start + mine, rows[mine]))
+        for request, error in self._actor.act(acting, self._log):
+            entries = next(group.entries for group in acting if group.request is request)
+            self._fail_policy(request, entries, error)
 
-    def _act_for(
-        self, request: Request, entries: slice | NDArray[np.intp], rows: NDArray[np.intp]
+    def _fail_policy(
+        self, request: Request, entries: slice | NDArray[np.intp], error: BaseException
     ) -> None:
-        try:
-            self._actor.act(request, self._log, entries, rows)
-        except NotFiniteActionError as error:
+        if isinstance(error, NotFiniteActionError):
             batch_id = int(self._log.batch_ids[entries][error.index])
             where = request.where(batch_id, int(self._log.steps[entries][error.index]))
-            self.fail(
-                request, NotFiniteError(f"the policy drew {error}{_in_words(where)}", **where)
-            )
-        except PolicyError as error:
+            message = f"the policy drew {error}{_in_words(where)}"
+            self.fail(request, NotFiniteError(message, **where))
+        elif isinstance(error, PolicyError):
             self.fail(request, error)
-        except (Exception, SystemExit) as error:
-            message = f"the policy raised {type(error).__name__}: {error}"
-            failure = PolicyError(message)
+        else:
+            failure = PolicyError(f"the policy raised {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(request, failure)
 

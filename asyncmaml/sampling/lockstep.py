@@ -159,7 +159,9 @@ class BatchSampler:
             drawn, log_probs = draw_actions(
                 plan,
                 distribution,
-                noise.gather(plan.noise, streams, active, batch_ids[active], steps[active]),
+                noise.gather(
+                    plan.noise, lambda _: streams, active, batch_ids[active], steps[active]
+                ),
                 slice(0, len(active)),
             )
             actions = np.zeros((len(done), *drawn.shape[1:]), self._action_type)

@@ -1,6 +1,7 @@
 """The action noise of all rows, drawn a block of steps ahead."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ class NoiseStore:
     def gather(
         self,
         plan: NoisePlan,
-        streams: EpisodeStreams,
+        streams: Callable[[int], EpisodeStreams],
         rows: NDArray[np.intp],
         batch_ids: NDArray[np.int64],
         steps: NDArray[np.int64],
@@ -55,7 +56,7 @@ class NoiseStore:
 
         Args:
             plan: What kind of noise, how much.
-            streams: Of the request that the rows' episodes belong to.
+            streams: Gives those of the request that the n-th of the rows belongs to.
             rows: Shape `(N,)`.
             batch_ids: The rows' episodes, shape `(N,)`.
             steps: The rows' steps, shape `(N,)`.
@@ -66,7 +67,8 @@ class NoiseStore:
         within = steps & blocks.last_step
         begun = np.flatnonzero(within == 0)
         if begun.size:
-            blocks.draw(streams, rows[begun], batch_ids[begun], steps[begun])
+            of_begun = [streams(index) for index in begun.tolist()]
+            blocks.draw(of_begun, rows[begun], batch_ids[begun], steps[begun])
         return blocks.at(rows, within)
 
 
@@ -84,17 +86,17 @@ class _Blocks:
 
     def draw(
         self,
-        streams: EpisodeStreams,
+        streams: list[EpisodeStreams],
         rows: NDArray[np.intp],
         batch_ids: NDArray[np.int64],
         steps: NDArray[np.int64],
     ) -> None:
         values, kind = self._values, self._kind
         blocks = steps >> self._shift
-        for row, batch_id, block in zip(
-            rows.tolist(), batch_ids.tolist(), blocks.tolist(), strict=True
+        for stream, row, batch_id, block in zip(
+            streams, rows.tolist(), batch_ids.tolist(), blocks.tolist(), strict=True
         ):
-            streams.draw(kind, batch_id, block, values[row])
+            stream.draw(kind, batch_id, block, values[row])
         drawn = values[rows]
         if kind is Noise.NORMAL:
             # Here for a block of steps, which is cheaper than once for every tick.

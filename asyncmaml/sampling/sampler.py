@@ -28,7 +28,7 @@ from asyncmaml.sampling.arguments import (
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.pool import PoolSettings
 from asyncmaml.sampling.requests import Request, Task
-from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
+from asyncmaml.sampling.snapshot import Policy, Snapshots
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
 from asyncmaml.worker.protocol import MAX_GROUPS
@@ -111,6 +111,7 @@ class AsyncSampler:
             whole_number("max_restarts", max_restarts, 0),
         )
         self._device = torch_device(device)
+        self._snapshots = Snapshots(self._device)
         self._clip_actions = clip_actions
         self._has_seed = seed is not None
         self._root = root_entropy(optional_seed(seed))
@@ -225,7 +226,7 @@ class AsyncSampler:
         size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
         discount = fraction("gamma", gamma)
         call_seed = optional_seed(seed)
-        snapshot = PolicySnapshot(policy, params, self._device)
+        snapshot = self._snapshots.of(policy, params)
         task = self._task if task is _SAMPLERS_TASK else _as_task(task)
         streams = self._streams(call_seed)  # last, since a refused call does not count
         loop = asyncio.get_running_loop()

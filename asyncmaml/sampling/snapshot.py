@@ -41,28 +41,61 @@ class PolicySnapshot:
                 "policy(observations, params=None) -> torch.distributions.Distribution"
             )
             raise PolicyError(message)
-        self._is_functional = _takes_params(policy)
+        self.is_functional = _takes_params(policy)
         if params is not None:
-            _check_params(policy, params, self._is_functional)
+            _check_params(policy, params, self.is_functional)
         self.policy = policy
         if isinstance(policy, nn.Module):
-            if self._is_functional and params is None:
+            if self.is_functional and params is None:
                 params = dict(policy.named_parameters())
-            if not self._is_functional or any(True for _ in policy.buffers()):
+            if not self.is_functional or any(True for _ in policy.buffers()):
                 # functional_call swaps a module's tensors in place while it runs, and the
                 # learner may use the module at that moment: the sampler has its own copy.
                 self.policy = _copy(policy).to(device)
+        self.origin = policy
+        """What was given to `sample()`: snapshots of the same one can share a forward."""
         self._params = None if params is None else _snapshot(params, device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers that the forward runs with."""
+        tensors: dict[str, Tensor] = {}
+        if isinstance(self.policy, nn.Module) and not self.is_functional:
+            tensors |= {name: value.detach() for name, value in self.policy.named_parameters()}
+            tensors |= dict(self.policy.named_buffers())
+        return tensors | (self._params or {})
+
+    @property
+    def can_be_stacked(self) -> bool:
+        """Whether it has parameters of its own to be stacked with others'."""
+        is_module = isinstance(self.policy, nn.Module)
+        has_hidden_state = self.is_functional and self.policy is not self.origin
+        return is_module and not has_hidden_state
+
+    def is_current(self) -> bool:
+        """Whether the policy's own parameters are still what they were."""
+        if self.policy is not self.origin or not isinstance(self.policy, nn.Module):
+            return False
+        assert self._params is not None
+        own = dict(self.policy.named_parameters())
+        return own.keys() == self._params.keys() and all(
+            _is_same(own[name], value) for name, value in self._params.items()
+        )
 
     def __call__(self, observations: Tensor) -> Distribution:
         """Return the distribution of the actions that answer the observations."""
-        if self._is_functional:
+        if self.is_functional:
             return self.policy(observations, self._params)
         if self._params is None:
             return self.policy(observations)
         assert isinstance(self.policy, nn.Module)
         result: Distribution = functional_call(self.policy, self._params, (observations,))
         return result
+
+
+def _is_same(parameter: Tensor, value: Tensor) -> bool:
+    if parameter.shape != value.shape or parameter.dtype != value.dtype:
+        return False
+    return torch.equal(parameter.detach().to(value.device), value)
 
 
 def _takes_params(policy: Policy) -> bool:
@@ -123,3 +156,25 @@ def _check_params(policy: Policy, params: Mapping[str, Tensor], is_functional: b
                 f"{type(policy).__name__} wants {tuple(own[name].shape)}"
             )
             raise ParameterError(message)
+
+
+class Snapshots:
+    """Makes snapshots; the last one again for a policy that has not changed.
+
+    Requests that share a snapshot share a forward without stacking.
+
+    Args:
+        device: Where the forwards run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last: PolicySnapshot | None = None
+
+    def of(self, policy: Policy, params: Mapping[str, Tensor] | None) -> PolicySnapshot:
+        """Return the policy as it is now; see `PolicySnapshot`."""
+        if params is not None:
+            return PolicySnapshot(policy, params, self._device)
+        if self._last is None or self._last.origin is not policy or not self._last.is_current():
+            self._last = PolicySnapshot(policy, None, self._device)
+        return self._last

@@ -1,0 +1,100 @@
+"""Many sets of parameters of one policy in one forward: stacked on a leading axis M.
+
+By the policy itself where it says so (`accepts_stacked_params`: one `baddbmm` a layer), else by
+`torch.func.vmap`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.func import functional_call, vmap
+
+from asyncmaml.sampling.snapshot import PolicySnapshot
+
+_MAX_STACKS = 16
+
+Params = dict[str, Tensor]
+
+
+class StackedPolicies:
+    """Forwards under stacked parameters; keeps the stacks of policies that act together.
+
+    The same requests act together tick after tick, and to stack their parameters costs as much
+    as a forward.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: OrderedDict[tuple[int, ...], tuple[list[PolicySnapshot], Params]]
+        self._stacks = OrderedDict()
+
+    def __call__(self, policies: Sequence[PolicySnapshot], observations: Tensor) -> Distribution:
+        """Return the distributions of M policies of one architecture.
+
+        Args:
+            policies: M of them.
+            observations: Shape `(M, P, *O)`.
+
+        Returns:
+            One distribution of batch shape `(M, P, ...)`.
+
+        Raises:
+            TypeError: The distribution is of a kind that `vmap` cannot carry.
+        """
+        params = self._stacked(policies)
+        first = policies[0].policy
+        if getattr(first, "accepts_stacked_params", False):
+            return first(observations, params)
+        return _vmapped(policies[0], params, observations)
+
+    def _stacked(self, policies: Sequence[PolicySnapshot]) -> Params:
+        key = tuple(map(id, policies))
+        if key in self._stacks:
+            self._stacks.move_to_end(key)
+            return self._stacks[key][1]
+        sets = [policy.tensors() for policy in policies]
+        params = {name: torch.stack([each[name] for each in sets]) for name in sets[0]}
+        # The snapshots are kept with it: else another could get the same id.
+        self._stacks[key] = list(policies), params
+        if len(self._stacks) > _MAX_STACKS:
+            self._stacks.popitem(last=False)
+        return params
+
+
+def _vmapped(policy: PolicySnapshot, params: Params, observations: Tensor) -> Distribution:
+    rebuild: list[Callable[..., Distribution]] = []
+
+    def parts(params: Params, observations: Tensor) -> tuple[Tensor, ...]:
+        if policy.is_functional:
+            distribution = policy.policy(observations, params)
+        else:
+            assert isinstance(policy.policy, nn.Module)
+            distribution = functional_call(policy.policy, params, (observations,))
+        tensors, build = _taken_apart(distribution)
+        rebuild.append(build)
+        return tensors
+
+    tensors = vmap(parts)(params, observations)
+    return rebuild[0](*tensors)
+
+
+def _taken_apart(
+    distribution: Distribution,
+) -> tuple[tuple[Tensor, ...], Callable[..., Distribution]]:
+    """Return a distribution's tensors, and what makes it of them again."""
+    if isinstance(distribution, Categorical):
+        return (distribution.logits,), lambda logits: Categorical(
+            logits=logits, validate_args=False
+        )
+    if isinstance(distribution, Normal):
+        return (distribution.loc, distribution.scale), lambda loc, scale: Normal(
+            loc, scale, validate_args=False
+        )
+    if isinstance(distribution, Independent):
+        tensors, build = _taken_apart(distribution.base_dist)
+        axes = distribution.reinterpreted_batch_ndims
+        return tensors, lambda *parts: Independent(build(*parts), axes, validate_args=False)
+    message = f"{type(distribution).__name__} cannot be carried through vmap"
+    raise TypeError(message)
