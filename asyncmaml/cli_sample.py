@@ -106,7 +106,7 @@ def _add_output_options(workers: argparse._ArgumentGroup, output: argparse._Argu
         "--envs-per-worker",
         type=whole_number(1),
         metavar="N",
-        help="environments of each; default: 64, or 256 if natively vectorised",
+        help="environments of each; default: 128, or 256 if natively vectorised",
     )
     output.add_argument(
         "--output",

@@ -251,6 +251,8 @@ class EpisodeStorage:
 
     def save(self, path: str | os.PathLike[str], num_steps: int, gamma: float) -> None:
         """Write the first steps of all columns and the rest into one .npz file without pickles."""
+        # Transitions of unfinished episodes may lie beyond what can be read yet.
+        num_steps = max(num_steps, int(self.ends.max(initial=0)))
         arrays = {name: column[:num_steps] for name, column in self.columns.items()}
         arrays |= {name: getattr(self, name) for name in _PER_EPISODE}
         with open(path, "wb") as file:  # a name would be given the ending .npz

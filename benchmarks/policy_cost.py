@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.intraop import one_intraop_thread, padded
 from asyncmaml.sampling.noise_store import NoiseStore
-from asyncmaml.sampling.streams import EpisodeStreams
+from asyncmaml.sampling.streams import Seeds
 
 _WARM_UP_CALLS = 20
 _CALLS_BETWEEN_LOOKS = 16  # at the clock
@@ -89,7 +89,7 @@ class _OwnWay:
         self._policy = policy
         self._observations = observations
         self._row_block = row_block
-        self._streams = EpisodeStreams(0, 0)
+        self._streams = Seeds(0).next_request(None)
         self._params = dict(policy.named_parameters())
         distribution = policy(observations, self._params)
         count = len(observations)

@@ -42,7 +42,7 @@ from asyncmaml.errors import (
     WorkerStartError,
 )
 from asyncmaml.learning.policies import MLPPolicy
-from asyncmaml.sampling.streams import EpisodeStreams
+from asyncmaml.sampling.streams import Seeds
 
 CARTPOLE = "CartPole-v1"
 NAVIGATION = "asyncmaml/Navigation2D-v0"
@@ -313,7 +313,7 @@ async def test_observation_of_another_shape_than_its_space_is_told() -> None:
 
 
 EPISODE = {"number": 1.0}
-RESET_SEEDS = EpisodeStreams(0, 0, seed=7).reset_seeds(0, 3).tolist()
+RESET_SEEDS = Seeds(0).next_request(7).reset_seeds(0, 3).tolist()
 """What the environments of a call with seed 7 are reset with, where the sampler's seed is 0."""
 
 

@@ -50,14 +50,23 @@ def reset_task(env: gymnasium.Env[Any, Any], task: Any) -> None:
     Raises:
         ConfigurationError: The environment has no tasks, or cannot take this one.
     """
+    env.get_wrapper_attr(task_setter(env))(task)
+
+
+def task_setter(env: gymnasium.Env[Any, Any]) -> str:
+    """Return the name of the method that gives the environment a task.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
     setter = _setter_of(env)
     if setter is None:
         message = (
-            f"{env} was given the task {task!r} and has neither reset_task(task) nor "
-            "set_task(task); leave the task out, or add one of them to the environment"
+            f"{env} was given a task and has neither reset_task(task) nor set_task(task); leave "
+            "the task out, or add one of them to the environment"
         )
         raise ConfigurationError(message)
-    env.get_wrapper_attr(setter)(task)
+    return setter
 
 
 def _setter_of(env: gymnasium.Env[Any, Any]) -> str | None:

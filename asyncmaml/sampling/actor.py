@@ -76,9 +76,9 @@ class Actor:
         self._block = row_block
         self._is_on_cpu = device.type == "cpu"
         self._stacked = StackedPolicies()
-        self._verdicts: weakref.WeakKeyDictionary[nn.Module, dict[int, bool]]
+        self._verdicts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
         self._verdicts = weakref.WeakKeyDictionary()
-        """Whether a policy draws the same when it is stacked, by rows of one set of parameters."""
+        """Whether a policy draws the same when it is stacked, by sets and rows of each."""
 
     def act(self, acting: Sequence[Acting], log: TransitionLog) -> Iterator[Failure]:
         """Draw the actions of these entries into the log; yield the requests that failed, and why.
@@ -89,20 +89,26 @@ class Actor:
         if len(acting) == 1:
             yield from self._act_alone(acting[0], log)
             return
-        alike: dict[tuple[int, ActionPlan], list[Acting]] = {}
+        alike: dict[tuple[object, ...], list[Acting]] = {}
         for group in acting:
             plan, policy = group.request.plan, group.request.policy
             if plan is None or not policy.can_be_stacked:
                 yield from self._act_alone(group, log)
             else:
-                alike.setdefault((id(policy.origin), plan), []).append(group)
-        for (_, plan), groups in alike.items():
+                alike.setdefault((policy.architecture, plan), []).append(group)
+        for groups in alike.values():
+            plan = groups[0].request.plan
+            assert plan is not None
             try:
                 self._act_together(plan, groups, log)
             except (Exception, SystemExit):
                 # Together they fail as one; each by itself, the culprit alone does.
                 for group in groups:
                     yield from self._act_alone(group, log)
+
+    def forget(self, policy: PolicySnapshot) -> None:
+        """Let go of what is kept for a policy that no request has any more."""
+        self._stacked.forget(policy)
 
     def _act_alone(self, group: Acting, log: TransitionLog) -> Iterator[Failure]:
         try:
@@ -134,21 +140,22 @@ class Actor:
         origin = next(iter(sets)).origin
         assert isinstance(origin, nn.Module)
         verdicts = self._verdicts.setdefault(origin, {})
-        if not verdicts.get(size, True):
+        shape = len(sets), size
+        if not verdicts.get(shape, True):
             return False
         try:
             drawn = self._draw_stacked(plan, sets, size, log)
         except Exception:
-            if size in verdicts:
+            if shape in verdicts:
                 raise
-            verdicts[size] = False  # neither the policy nor vmap can
+            verdicts[shape] = False  # neither the policy nor vmap can
             return False
-        if size not in verdicts:
-            verdicts[size] = self._is_same_as_apart(drawn, sets, log)
-        if verdicts[size]:
+        if shape not in verdicts:
+            verdicts[shape] = self._is_same_as_apart(drawn, sets, log)
+        if verdicts[shape]:
             members = [member for members in sets.values() for member in members]
             self._write(_entries(members), log, drawn)
-        return verdicts[size]
+        return verdicts[shape]
 
     def _is_same_as_apart(
         self, drawn: Drawn, sets: dict[PolicySnapshot, list[Acting]], log: TransitionLog
@@ -167,9 +174,12 @@ class Actor:
     def _draw(self, policy: PolicySnapshot, members: Sequence[Acting], log: TransitionLog) -> Drawn:
         """Draw the actions of rows under one set of parameters."""
         count = _count(members)
-        observations = log.observation_tensor[_entries(members)]
+        entries = _entries(members)
+        observations = log.observation_tensor[entries]
         if count % self._block:
             observations = padded(observations, self._block)
+        elif isinstance(entries, slice):  # a view: the policy may work in place
+            observations = observations.clone()
         distribution = policy(self._on_device(observations))
         plan = members[0].request.plan
         if plan is None:

@@ -128,6 +128,9 @@ class Coordinator:
         for lane in self.lanes:
             lane.disown(request.slot)
         self._free_slots.append(request.slot)
+        policy = request.policy
+        if all(other.policy is not policy for other in self._requests.values()):
+            self._actor.forget(policy)
         if request.task is not None:
             number = request.task_number
             self._task_users[number] -= 1
@@ -146,8 +149,8 @@ class Coordinator:
         under_way[lane.worker] -= 1
         if under_way[lane.worker]:
             # The worker has another group to step meanwhile, so nothing is lost by waiting for
-            # more rows to share the forward: one group of each worker, or a worker without work.
-            if len(self._replies) < len(under_way):
+            # more rows to share the forward: one group of each that works, or one without work.
+            if len(self._replies) < len(under_way) - under_way.count(0):
                 return
             self._request_tick()
         elif any(under_way):
@@ -185,8 +188,11 @@ class Coordinator:
 
     def environment_seconds(self) -> float:
         """Return the time spent in environments so far."""
-        arrays_of_groups = [lane.arrays for lane in self.lanes if lane.link is not None]
-        running = sum(float(arrays.busy_seconds[0]) for arrays in arrays_of_groups)
+        # Any thread may ask: a link that is read twice could be gone in between.
+        links = [(lane.link, lane.group) for lane in self.lanes]
+        running = sum(
+            float(link.arrays[group].busy_seconds[0]) for link, group in links if link is not None
+        )
         return self._lost_environment_seconds + running
 
     def has_replied(self, lane: Lane) -> bool:
@@ -228,7 +234,7 @@ class Coordinator:
             self._forget_tasks(lanes)
         self._deal(lanes)
         acting = [lane for lane in lanes if lane.active().count]
-        gathered = acted = began
+        gathered = acted = time.perf_counter()
         if acting:
             rows = self._gather(acting)
             gathered = time.perf_counter()
@@ -304,9 +310,10 @@ class Coordinator:
         )
         self.statistics.episodes += 1
         if request.num_unfinished == 0:
+            # Off the books last: what is on them gets an error, should one of these raise.
             self._log.empty_one(request)
-            self._remove(request)
             request.finish()
+            self._remove(request)
             request.deliver(request.episodes)
 
     def _fail_row(self, request: Request, row: int, failure: RowFailure) -> None:

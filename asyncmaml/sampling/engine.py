@@ -23,7 +23,7 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import layout_of
-from asyncmaml.sampling.pool import PoolSettings, WorkerPool
+from asyncmaml.sampling.pool import PoolSettings, WorkerPool, made_here
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.transitions import TransitionLog
@@ -68,7 +68,7 @@ class Engine:
         self._is_stopping = False
         self.task_env: gymnasium.Env[Any, Any] | None = None
         """Tasks are drawn from it, in the caller's thread; None where the environment has none."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
         self.opened: concurrent.futures.Future[Opened] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="asyncmaml-sampler", daemon=True)
@@ -128,8 +128,8 @@ class Engine:
         if coordinator is None:
             return 0, 0, 0, 0
         lanes = coordinator.lanes
-        idle = sum(lane.num_idle for lane in lanes)
-        busy = sum(lane.num_rows for lane in lanes) - idle
+        busy = sum(lane.num_busy for lane in lanes)
+        idle = sum(lane.num_rows for lane in lanes) - busy
         return self._settings.num_workers, busy, idle, coordinator.num_requests
 
     # -- the sampler's thread -------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Engine:
         ready = await pool.open()
         if ready.has_tasks:
             # Here and not when it is first asked for: making one may take a while.
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), made_here(self._maker.name):
                 self.task_env = self._maker.make()
         layout = layout_of(ready)
         num_workers = max(1, self._settings.num_workers)

@@ -109,6 +109,11 @@ class Lane:
         return self.link is not None and not self.is_stepping
 
     @property
+    def num_busy(self) -> int:
+        """Rows with an episode; for any thread, since it changes nothing."""
+        return int(np.count_nonzero(self._orders))
+
+    @property
     def num_idle(self) -> int:
         """Rows without an episode."""
         self.active()

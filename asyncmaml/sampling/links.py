@@ -41,8 +41,10 @@ class Link(ABC):
     """Of each group."""
     on_stepped: OnStepped
     """Called once for each `step`, with the group and its rows that failed."""
-    on_lost: OnLost
+    on_lost: OnLost | None = None
     """Called once when the other end is gone; never after `kill`."""
+    is_ended = False
+    """Whether the other end is gone."""
 
     def __init__(self) -> None:
         self.known_tasks: set[int] = set()
@@ -226,7 +228,8 @@ class ProcessLink(Link):
         else:
             self._loop.remove_reader(self._pipe)
             self._ended.set()
-            if self._is_open and hasattr(self, "on_lost"):
+            self.is_ended = True
+            if self._is_open and self.on_lost is not None:
                 self.on_lost()
 
     def _handle(self, kind: Kind, payload: bytes) -> None:

@@ -12,12 +12,13 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncmaml.envs.making import EnvMaker
-from asyncmaml.envs.tasks import sample_tasks
+from asyncmaml.envs.tasks import sample_tasks, task_setter
 from asyncmaml.episodes import BatchEpisodes
-from asyncmaml.errors import SamplerStateError
+from asyncmaml.errors import NotFiniteError, SamplerStateError
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.actor import to_environment
 from asyncmaml.sampling.arguments import (
@@ -31,7 +32,7 @@ from asyncmaml.sampling.intraop import one_intraop_thread, padded
 from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
-from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
+from asyncmaml.sampling.streams import EpisodeStreams, Seeds
 from asyncmaml.worker.layout import record_type
 
 _IDLE = -1
@@ -77,26 +78,26 @@ class BatchSampler:
         workers = usable_cores() if num_workers is None else num_workers
         workers = whole_number("num_workers", workers, 0)
         self._device = torch_device(device)
-        self._has_seed = seed is not None
-        self._root = root_entropy(optional_seed(seed))
-        self._num_requests = 0
-        self._num_task_draws = 0
+        self._seeds = Seeds(optional_seed(seed))
         self._task: Any = None
+        self._num_envs = self._batch_size if num_envs is None else num_envs
+        whole_number("num_envs", self._num_envs, 1)
+        self._num_workers = workers
+        self._maker = maker
         self._task_env: gymnasium.Env[Any, Any] = maker.make()
         self.observation_space = self._task_env.observation_space
         self.action_space = self._task_env.action_space
         self._observation_type = record_type(self.observation_space, "observation")[1]
         self._action_type = record_type(self.action_space, "action")[1]
         self._to_environment = to_environment(self.action_space, clip_actions)
-        rows = num_envs or self._batch_size
-        self._envs: SyncVectorEnv | AsyncVectorEnv
-        if workers:
-            self._envs = AsyncVectorEnv(
-                [maker.make] * workers, autoreset_mode=AutoresetMode.DISABLED
-            )
-        else:
-            self._envs = SyncVectorEnv([maker.make] * rows, autoreset_mode=AutoresetMode.DISABLED)
+        self._envs = self._make_envs()
         self._is_closed = False
+
+    def _make_envs(self) -> SyncVectorEnv | AsyncVectorEnv:
+        make = self._maker.make
+        if self._num_workers:
+            return AsyncVectorEnv([make] * self._num_workers, autoreset_mode=AutoresetMode.DISABLED)
+        return SyncVectorEnv([make] * self._num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
     def sample(
         self,
@@ -112,11 +113,7 @@ class BatchSampler:
         size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
         snapshot = PolicySnapshot(policy, params, self._device)
         episodes = BatchEpisodes(size, gamma=fraction("gamma", gamma), device=str(self._device))
-        number = self._num_requests
-        if seed is None:
-            self._num_requests += 1
-        root = self._root if seed is None or self._has_seed else 0
-        streams = EpisodeStreams(root, number, optional_seed(seed))
+        streams = self._seeds.next_request(optional_seed(seed))
         with one_intraop_thread() as row_block, torch.inference_mode():
             self._fill(episodes, snapshot, streams, row_block)
         episodes.task = self._task
@@ -177,6 +174,7 @@ class BatchSampler:
                 log_probs,
             )
             steps += 1
+            _refuse_not_finite(observations, rewards, batch_ids, steps)
             done = terminated | truncated
             ended = np.flatnonzero(done & (batch_ids != _IDLE))
             if ended.size:
@@ -186,14 +184,17 @@ class BatchSampler:
     def sample_tasks(self, num_tasks: int) -> list[Any]:
         """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
         self._check_open()
-        seed = task_seed(self._root, self._num_task_draws)
-        self._num_task_draws += 1
-        return sample_tasks(self._task_env, whole_number("num_tasks", num_tasks, 1), seed)
+        number = whole_number("num_tasks", num_tasks, 1)
+        return sample_tasks(self._task_env, number, self._seeds.next_tasks())
 
     def reset_task(self, task: Any) -> None:
-        """Give all environments a task, which they keep."""
+        """Give all environments a task, which they keep; None: the one of their constructor."""
         self._check_open()
-        self._envs.call("reset_task", task)
+        if task is None:
+            self._envs.close()
+            self._envs = self._make_envs()
+        else:
+            self._envs.call(task_setter(self._task_env), task)
         self._task = task
 
     def _check_open(self) -> None:
@@ -218,3 +219,20 @@ class BatchSampler:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _refuse_not_finite(
+    observations: NDArray[Any],
+    rewards: NDArray[Any],
+    batch_ids: NDArray[Any],
+    steps: NDArray[np.int64],
+) -> None:
+    axes = tuple(range(1, observations.ndim))
+    is_finite = np.isfinite(observations).all(axis=axes) & np.isfinite(rewards)
+    for row in np.flatnonzero(~is_finite & (batch_ids != _IDLE)).tolist():
+        batch_id, step = int(batch_ids[row]), int(steps[row]) - 1
+        message = (
+            f"the environment returned observation {observations[row]} and reward {rewards[row]} "
+            f"(in the episode with batch_id {batch_id}, step {step})"
+        )
+        raise NotFiniteError(message, batch_id=batch_id, step=step)

@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import cloudpickle
@@ -38,6 +40,19 @@ class PoolSettings:
     max_restarts: int
 
 
+@contextmanager
+def made_here(name: str) -> Iterator[None]:
+    """Turn what an environment's constructor raises in this process into our own error."""
+    try:
+        yield
+    except AsyncMAMLError:
+        raise
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        message = f"{name} could not be made: {type(error).__name__}: {error}"
+        raise EnvironmentFailedError(message, remote_traceback=text) from error
+
+
 class WorkerPool:
     """The links of one sampler, and the lanes that the coordinator knows them by.
 
@@ -51,6 +66,7 @@ class WorkerPool:
         self._setup = Setup(
             maker, settings.envs_per_worker, settings.groups_per_worker, registered_by_user()
         )
+        self._pickled = b""
         self._links: list[Link] = []
         self._lanes: list[list[Lane]] = []
         """Of each worker, one for each group."""
@@ -71,6 +87,7 @@ class WorkerPool:
         try:
             if not self._settings.num_workers:
                 return self._open_inline()
+            self._pickled = self._pickled_setup()
             async with asyncio.TaskGroup() as group:
                 starts = [
                     group.create_task(self._start_worker(), name=f"start-worker-{index}")
@@ -88,15 +105,8 @@ class WorkerPool:
         return started[0][1]
 
     def _open_inline(self) -> Ready:
-        try:
-            with torch.inference_mode(False):  # see InlineLink
-                inline = InlineLink(self._setup)
-        except AsyncMAMLError:
-            raise
-        except Exception as error:
-            name, text = self._setup.maker.name, "".join(traceback.format_exception(error))
-            message = f"{name} could not be made: {type(error).__name__}: {error}"
-            raise EnvironmentFailedError(message, remote_traceback=text) from error
+        with torch.inference_mode(False), made_here(self._setup.maker.name):  # see InlineLink
+            inline = InlineLink(self._setup)
         self._links.append(inline)
         return inline.ready
 
@@ -119,6 +129,12 @@ class WorkerPool:
         link.on_lost = lambda: self._lose(worker, None)
         for lane in lanes:
             lane.link = link
+        if link.is_ended:  # between its READY and now
+            asyncio.get_running_loop().call_soon(self._lose_if_connected, worker, link)
+
+    def _lose_if_connected(self, worker: int, link: Link) -> None:
+        if self._lanes[worker][0].link is link:
+            self._lose(worker, None)
 
     async def _start_worker(self) -> tuple[ProcessLink, Ready]:
         process = WorkerProcess(self._num_processes)
@@ -128,7 +144,7 @@ class WorkerPool:
             process.start()
             link = ProcessLink(process)
             self._links.append(link)  # from here on kill() knows it
-            setup = self._pickled_setup()
+            setup = self._pickled
             try:
                 async with asyncio.timeout(self._settings.start_timeout):
                     answer = await link.set_up(setup)
@@ -140,6 +156,8 @@ class WorkerPool:
         except BaseException:
             if link is not None:
                 link.kill()
+                if link in self._links:
+                    self._links.remove(link)
             else:
                 process.discard()
             raise
@@ -193,14 +211,15 @@ class WorkerPool:
     def _is_late(self, lanes: list[Lane], oldest: float) -> bool:
         """Whether a worker has been at one command since before `oldest`."""
         link, coordinator = lanes[0].link, self._coordinator
-        since = [lane.stepping_since for lane in lanes if lane.is_stepping]
+        assert coordinator is not None
+        under_way = [lane for lane in lanes if lane.is_stepping]
+        since = [lane.stepping_since for lane in under_way if not coordinator.has_replied(lane)]
         # A command begins when it is sent, or when the group before it has been answered.
         if not since or max(min(since), max(lane.answered_at for lane in lanes)) >= oldest:
             return False
         assert isinstance(link, ProcessLink)
-        assert coordinator is not None
         # This thread may have been busy with a forward: look at the pipe before the kill.
-        return not (link.has_answered() or any(map(coordinator.has_replied, lanes)))
+        return not link.has_answered()
 
     def _lose(self, worker: int, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
         """Take a worker out and start another in its place."""
@@ -232,8 +251,10 @@ class WorkerPool:
         for attempt in range(self._settings.max_restarts + 1):
             try:
                 link, ready = await self._start_worker()
-            except AsyncMAMLError as error:
+            except (AsyncMAMLError, OSError) as error:
                 if attempt == self._settings.max_restarts:
+                    if not isinstance(error, AsyncMAMLError):
+                        error = WorkerStartError(f"a worker could not be started: {error}")
                     coordinator.fail_all(error)
             else:
                 assert list(ready.group_sizes) == [lane.num_rows for lane in self._lanes[worker]]

@@ -8,41 +8,43 @@ is to carry the return value of a coroutine; our workers answer over a pipe of t
 import multiprocessing
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from typing import Any
 
 import aiomultiprocess
 
 from asyncmaml.worker.main import run_worker
 
-_main_lock = threading.Lock()
+_preparation_lock = threading.Lock()
+_NAME = "asyncmaml-worker-"
 
 
 @contextmanager
-def _main_script_hidden() -> Iterator[None]:
-    """Keep the start of a process from importing the user's script into it.
+def _main_script_left_out() -> Iterator[None]:
+    """Keep the start of a worker from importing the user's script into it.
 
     Spawn imports what `__main__` says it came from. For a script that imports torch that costs
     a second and 190 MB a worker, and a script without the `__name__` guard would start samplers
-    in its workers.
+    in its workers. Only our own processes are concerned, and `__main__` itself stays as it is.
     """
-    main = sys.modules["__main__"]
-    with _main_lock:
-        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-        for name in hidden:
-            delattr(main, name)
-        main.__spec__ = None
+    with _preparation_lock:
+        prepare = spawn.get_preparation_data
+
+        def without_main(name: str) -> dict[str, Any]:
+            data = prepare(name)
+            if name.startswith(_NAME):
+                data.pop("init_main_from_name", None)
+                data.pop("init_main_from_path", None)
+            return data
+
+        spawn.get_preparation_data = without_main
         try:
             yield
         finally:
-            for name, value in hidden.items():
-                setattr(main, name, value)
-            if "__spec__" not in hidden:
-                del main.__spec__
+            spawn.get_preparation_data = prepare
 
 
 @contextmanager
@@ -78,13 +80,13 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
         self.pipe = ours
         self._their_pipe = theirs
         self.aio_process = multiprocessing.get_context("spawn").Process(
-            target=run_worker, args=(theirs,), name=f"asyncmaml-worker-{index}", daemon=True
+            target=run_worker, args=(theirs,), name=f"{_NAME}{index}", daemon=True
         )
 
     def start(self) -> None:
         """Start the process; blocks for some 10 ms."""
         # Once our copy is closed, the worker's death ends the pipe.
-        with self._their_pipe, _main_script_hidden(), _interrupts_held():
+        with self._their_pipe, _main_script_left_out(), _interrupts_held():
             super().start()
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from asyncmaml.sampling.pool import PoolSettings
 from asyncmaml.sampling.requests import Request, Task
 from asyncmaml.sampling.snapshot import Policy, Snapshots
 from asyncmaml.sampling.statistics import Statistics
-from asyncmaml.sampling.streams import EpisodeStreams, root_entropy, task_seed
+from asyncmaml.sampling.streams import Seeds
 from asyncmaml.worker.protocol import MAX_GROUPS
 
 EnvLike = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
@@ -113,10 +114,7 @@ class AsyncSampler:
         self._device = torch_device(device)
         self._snapshots = Snapshots(self._device)
         self._clip_actions = clip_actions
-        self._has_seed = seed is not None
-        self._root = root_entropy(optional_seed(seed))
-        self._num_requests = 0
-        self._num_task_draws = 0
+        self._seeds = Seeds(optional_seed(seed))
         self._task: Task | None = None
         self._engine: Engine | None = None
         self._opened: Opened | None = None
@@ -228,7 +226,7 @@ class AsyncSampler:
         call_seed = optional_seed(seed)
         snapshot = self._snapshots.of(policy, params)
         task = self._task if task is _SAMPLERS_TASK else _as_task(task)
-        streams = self._streams(call_seed)  # last, since a refused call does not count
+        streams = self._seeds.next_request(call_seed)  # last, since a refused call does not count
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BatchEpisodes] = loop.create_future()
         request = Request(
@@ -243,9 +241,10 @@ class AsyncSampler:
         engine.submit(request)
         try:
             return await future
-        finally:
-            if future.cancelled():
-                engine.cancel(request)
+        except BaseException:
+            # Cancelled, or the coroutine was closed; where it has failed there is nothing left.
+            engine.cancel(request)
+            raise
 
     def sample_tasks(self, num_tasks: int) -> list[Any]:
         """Draw tasks from the environment's distribution.
@@ -264,21 +263,12 @@ class AsyncSampler:
                 "with reset_task(task); add them to the environment, or make the tasks yourself"
             )
             raise ConfigurationError(message)
-        seed = task_seed(self._root, self._num_task_draws)
-        self._num_task_draws += 1
-        return sample_tasks(engine.task_env, number, seed)
+        return sample_tasks(engine.task_env, number, self._seeds.next_tasks())
 
     async def reset_task(self, task: Any) -> None:
         """Make `task` the default of later calls; None: the environment's own, initial task."""
         self._open()
         self._task = _as_task(task)
-
-    def _streams(self, seed: int | None) -> EpisodeStreams:
-        if seed is not None:
-            return EpisodeStreams(self._root if self._has_seed else 0, 0, seed)
-        number = self._num_requests
-        self._num_requests += 1
-        return EpisodeStreams(self._root, number)
 
     def _open(self, *, any_loop: bool = False) -> tuple[Engine, Opened]:
         """Return the engine if the sampler is open and the caller is in its event loop."""
@@ -359,7 +349,7 @@ def _deliverer(
 
     def deliver(result: BatchEpisodes | BaseException) -> None:
         # A caller whose loop has ended awaits nothing any more.
-        if not loop.is_closed():
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(set_result, result)
 
     return deliver

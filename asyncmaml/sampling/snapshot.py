@@ -19,6 +19,9 @@ Policy = Callable[..., Distribution]
 """`policy(observations, params=None)`, or an `nn.Module` that takes observations only."""
 
 
+_STATE = frozenset(("_parameters", "_buffers", "_modules"))
+
+
 class PolicySnapshot:
     """A policy, its parameters and buffers, at one moment, on the sampler's device.
 
@@ -53,8 +56,12 @@ class PolicySnapshot:
                 # learner may use the module at that moment: the sampler has its own copy.
                 self.policy = _copy(policy).to(device)
         self.origin = policy
-        """What was given to `sample()`: snapshots of the same one can share a forward."""
+        """What was given to `sample()`."""
         self._params = None if params is None else _snapshot(params, device)
+        self.variant: object = None if self.policy is policy else object()
+        """Differs between copies of one module whose attributes may differ."""
+        dtypes = tuple(tensor.dtype for tensor in self.tensors().values())
+        self._dtypes = dtypes
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that the forward runs with."""
@@ -63,6 +70,11 @@ class PolicySnapshot:
             tensors |= {name: value.detach() for name, value in self.policy.named_parameters()}
             tensors |= dict(self.policy.named_buffers())
         return tensors | (self._params or {})
+
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What snapshots have in common that can share a forward, stacked or not."""
+        return id(self.origin), id(self.variant), self._dtypes
 
     @property
     def can_be_stacked(self) -> bool:
@@ -90,6 +102,27 @@ class PolicySnapshot:
         assert isinstance(self.policy, nn.Module)
         result: Distribution = functional_call(self.policy, self._params, (observations,))
         return result
+
+
+def _are_alike(left: PolicySnapshot, right: PolicySnapshot) -> bool:
+    """Whether two copies of a module are the same but for parameters and buffers."""
+    if not isinstance(left.policy, nn.Module) or not isinstance(right.policy, nn.Module):
+        return left.policy is right.policy
+    try:
+        return _attributes(left.policy) == _attributes(right.policy)
+    except Exception:  # attributes that cannot be compared
+        return False
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, type, dict[str, Any]]]:
+    return [
+        (
+            name,
+            type(part),
+            {key: value for key, value in vars(part).items() if key not in _STATE},
+        )
+        for name, part in module.named_modules()
+    ]
 
 
 def _is_same(parameter: Tensor, value: Tensor) -> bool:
@@ -170,11 +203,17 @@ class Snapshots:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._last: PolicySnapshot | None = None
+        self._last_copy: PolicySnapshot | None = None
 
     def of(self, policy: Policy, params: Mapping[str, Tensor] | None) -> PolicySnapshot:
         """Return the policy as it is now; see `PolicySnapshot`."""
-        if params is not None:
-            return PolicySnapshot(policy, params, self._device)
+        if params is not None or not _takes_params(policy):
+            snapshot = PolicySnapshot(policy, params, self._device)
+            last = self._last_copy
+            if last is not None and last.origin is policy and _are_alike(last, snapshot):
+                snapshot.variant = last.variant
+            self._last_copy = snapshot
+            return snapshot
         if self._last is None or self._last.origin is not policy or not self._last.is_current():
             self._last = PolicySnapshot(policy, None, self._device)
         return self._last

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from asyncmaml.sampling.snapshot import PolicySnapshot
 
-_MAX_STACKS = 16
+_MAX_BYTES = 256 << 20
 
 Params = dict[str, Tensor]
 
@@ -27,8 +27,8 @@ class StackedPolicies:
     """
 
     def __init__(self) -> None:
-        self._stacks: OrderedDict[tuple[int, ...], tuple[list[PolicySnapshot], Params]]
-        self._stacks = OrderedDict()
+        self._stacks: OrderedDict[tuple[PolicySnapshot, ...], Params] = OrderedDict()
+        self._num_bytes = 0
 
     def __call__(self, policies: Sequence[PolicySnapshot], observations: Tensor) -> Distribution:
         """Return the distributions of M policies of one architecture.
@@ -50,17 +50,26 @@ class StackedPolicies:
         return _vmapped(policies[0], params, observations)
 
     def _stacked(self, policies: Sequence[PolicySnapshot]) -> Params:
-        key = tuple(map(id, policies))
+        key = tuple(policies)
         if key in self._stacks:
             self._stacks.move_to_end(key)
-            return self._stacks[key][1]
+            return self._stacks[key]
         sets = [policy.tensors() for policy in policies]
         params = {name: torch.stack([each[name] for each in sets]) for name in sets[0]}
-        # The snapshots are kept with it: else another could get the same id.
-        self._stacks[key] = list(policies), params
-        if len(self._stacks) > _MAX_STACKS:
-            self._stacks.popitem(last=False)
+        self._stacks[key] = params
+        self._num_bytes += _num_bytes(params)
+        while self._num_bytes > _MAX_BYTES and len(self._stacks) > 1:
+            self._num_bytes -= _num_bytes(self._stacks.popitem(last=False)[1])
         return params
+
+    def forget(self, policy: PolicySnapshot) -> None:
+        """Drop the stacks that a policy is part of."""
+        for key in [key for key in self._stacks if policy in key]:
+            self._num_bytes -= _num_bytes(self._stacks.pop(key))
+
+
+def _num_bytes(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
 
 
 def _vmapped(policy: PolicySnapshot, params: Params, observations: Tensor) -> Distribution:
@@ -80,14 +89,19 @@ def _vmapped(policy: PolicySnapshot, params: Params, observations: Tensor) -> Di
     return rebuild[0](*tensors)
 
 
+def _categorical(logits: Tensor) -> Categorical:
+    distribution = Categorical(logits=logits, validate_args=False)
+    # They are normalised; once more could change their last bits.
+    distribution.logits = logits
+    return distribution
+
+
 def _taken_apart(
     distribution: Distribution,
 ) -> tuple[tuple[Tensor, ...], Callable[..., Distribution]]:
     """Return a distribution's tensors, and what makes it of them again."""
     if isinstance(distribution, Categorical):
-        return (distribution.logits,), lambda logits: Categorical(
-            logits=logits, validate_args=False
-        )
+        return (distribution.logits,), _categorical
     if isinstance(distribution, Normal):
         return (distribution.loc, distribution.scale), lambda loc, scale: Normal(
             loc, scale, validate_args=False

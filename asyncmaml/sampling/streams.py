@@ -37,36 +37,54 @@ _RESET = 0  # beside the kinds of noise in the counter's last word
 _COUNTED, _NAMED, _TASKS = 0, 1, 2  # kinds of key
 
 
-def root_entropy(seed: int | None) -> int:
-    """Return the entropy of a sampler: its seed, or fresh entropy of the OS."""
-    if seed is not None:
-        return seed
-    entropy = np.random.SeedSequence().entropy
-    assert isinstance(entropy, int)
-    return entropy
-
-
 def _key(root: int, kind: int, number: int) -> NDArray[np.uint64]:
     sequence = np.random.SeedSequence(root, spawn_key=(kind, number))
     return sequence.generate_state(2, np.uint64).astype(np.uint64)
 
 
-def task_seed(root: int, number: int) -> int:
-    """Return the seed of a sampler's `number`-th call of `sample_tasks`."""
-    return int(_key(root, _TASKS, number)[0] >> np.uint64(33))
+class Seeds:
+    """Where a sampler's randomness comes from: its root seed and the count of its calls.
+
+    Args:
+        seed: The root seed; None: fresh entropy of the OS.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._has_root = seed is not None
+        entropy = np.random.SeedSequence(seed).entropy
+        assert isinstance(entropy, int)
+        self._root = entropy
+        self._num_requests = 0
+        self._num_task_draws = 0
+
+    def next_request(self, seed: int | None) -> "EpisodeStreams":
+        """Return the streams of a request.
+
+        Args:
+            seed: Replaces the request's number, and leaves the count as it is. Where the sampler
+                has no root seed, it alone decides.
+        """
+        if seed is not None:
+            return EpisodeStreams(_key(self._root if self._has_root else 0, _NAMED, seed))
+        number = self._num_requests
+        self._num_requests += 1
+        return EpisodeStreams(_key(self._root, _COUNTED, number))
+
+    def next_tasks(self) -> int:
+        """Return the seed of a draw of tasks."""
+        number = self._num_task_draws
+        self._num_task_draws += 1
+        return int(_key(self._root, _TASKS, number)[0] >> np.uint64(33))
 
 
 class EpisodeStreams:
     """The streams of one request.
 
     Args:
-        root: The sampler's root entropy.
-        number: The request's number within its sampler; not used where `seed` is given.
-        seed: Replaces the number.
+        key: Two words; see `Seeds`.
     """
 
-    def __init__(self, root: int, number: int, seed: int | None = None) -> None:
-        key = _key(root, _COUNTED, number) if seed is None else _key(root, _NAMED, seed)
+    def __init__(self, key: NDArray[np.uint64]) -> None:
         self._philox = np.random.Philox(key=key)
         self._generator = np.random.Generator(self._philox)
         # Setting this state costs a tenth of a new generator. Its buffers are marked empty.

@@ -10,13 +10,9 @@ import pickle
 import signal
 import socket
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-# Each worker has one core's worth of work. Set before numpy is first imported, because numeric
-# libraries read these once; a number that the user has set stands.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
 
 if TYPE_CHECKING:
     from asyncmaml.envs.making import EnvMaker
@@ -59,6 +55,10 @@ def describe(fleet: "Fleet") -> Ready:
 
 def run_worker(pipe: socket.socket) -> None:
     """Serve the coordinator until it says CLOSE or is gone."""
+    # Each worker has one core's worth of work. Before numpy is first imported, because numeric
+    # libraries read these once; a number that the user has set stands.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     # Ctrl-C reaches the whole process group; who ends when is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # blocked since the start; what it starts may have it
@@ -66,7 +66,8 @@ def run_worker(pipe: socket.socket) -> None:
     if hasattr(os, "SCHED_BATCH"):
         # Where all cores are busy, a worker that wakes must not push the coordinator off its
         # core in the middle of a tick: measured, passing actions on took 130 us and not 40.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(OSError):  # some sandboxes refuse
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     pipe.setblocking(True)
     server = _Server(pipe)
     with pipe:

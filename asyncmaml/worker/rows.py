@@ -90,6 +90,8 @@ class Rows(ABC):
         summary = "".join(traceback.format_exception_only(error)).strip()
         self._failures.append(RowFailure(row, self._phase, summary, text, of_next=of_next))
         self._arrays.outcomes[row] |= _FAILED
+        if not of_next:
+            self._arrays.rewards[row] = 0  # it may be a NaN that the environment gave first
 
     def _refuse_not_finite(self) -> None:
         """Fail the rows with a NaN or an infinity where an episode would record it."""
@@ -286,7 +288,7 @@ class VectorRows(Rows):
                     self._env.restore_task(mask)
                 else:
                     self._env.reset_task(self._task(number), mask)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._task_numbers[mask] = _NOBODYS_TASK
                 is_good &= ~takers
                 self._fail_all(rows[takers], error, of_next=of_next)
@@ -304,7 +306,7 @@ class VectorRows(Rows):
         try:
             observations, _ = self._env.reset(seed=all_seeds, options={"reset_mask": mask})
             self._arrays.observations[rows] = observations[rows]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail_all(rows, error, of_next=of_next)
 
     def _step(self) -> None:
@@ -314,7 +316,7 @@ class VectorRows(Rows):
         try:
             if stepping.any():
                 self._step_rows(stepping)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail_all(np.flatnonzero(stepping), error)
         if starting.size:
             self._begin(starting, arrays.start_seed[starting], arrays.start_task[starting])
@@ -342,7 +344,9 @@ class VectorRows(Rows):
             self._begin(takers, seeds, tasks, of_next=True)
             arrays.outcomes[takers] |= _NEXT
 
-    def _fail_all(self, rows: NDArray[np.intp], error: Exception, *, of_next: bool = False) -> None:
+    def _fail_all(
+        self, rows: NDArray[np.intp], error: BaseException, *, of_next: bool = False
+    ) -> None:
         # The exception of a vectorised environment tells nothing of the row.
         for row in rows.tolist():
             self._fail(row, error, of_next=of_next)
@@ -390,7 +394,8 @@ class Fleet:
                 more = maker.make_rows(size)
                 assert more is not None
                 groups.append(VectorRows(more, tasks))
-            takes_tasks = type(vector_env).reset_task is not RowVectorEnv.reset_task
+            own = getattr(type(vector_env), "reset_task", RowVectorEnv.reset_task)
+            takes_tasks = own is not RowVectorEnv.reset_task
             spaces = vector_env.single_observation_space, vector_env.single_action_space
             return cls(groups, tasks, *spaces, takes_tasks, True)
         first = maker.make()
