@@ -236,7 +236,7 @@ def _outputs(options: argparse.Namespace) -> list[Path | None]:
     """Where the episodes of each task go."""
     path: Path | None = options.output
     if path is None or options.tasks is None:
-        return [path]
+        return [path] * (options.tasks or 1)
     return [path.with_stem(f"{path.stem}-{index}") for index in range(options.tasks)]
 
 

@@ -329,6 +329,12 @@ def test_tasks_are_drawn_and_each_one_has_its_episodes_and_its_file(
     assert [tuple(entry["task"]["goal"]) for entry in first] == goals[:1]
 
 
+def test_tasks_need_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    result = sampled(capsys, "--tasks", "3")
+    assert len(result["tasks"]) == 3
+    assert result["files"] == []
+
+
 # ---- what goes wrong ----
 
 
