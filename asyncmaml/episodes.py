@@ -27,6 +27,8 @@ class BatchEpisodes(PaddedEpisodes):
 
     Attributes:
         task: The task that the episodes come from, if the filler of the buffer tells it.
+        first_batch_id: The batch id of the first episode within its request; above 0 in a stream.
+        params_version: How often a stream's parameters had been updated when it began.
 
     Args:
         batch_size: B.
@@ -153,7 +155,7 @@ class BatchEpisodes(PaddedEpisodes):
         return moved
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything but `task` into one .npz file that holds no pickle."""
+        """Write everything but the attributes above into one .npz file that holds no pickle."""
         self._storage.save(path, self._num_steps(), self._gamma)
 
     @classmethod

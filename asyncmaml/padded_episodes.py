@@ -20,6 +20,8 @@ class PaddedEpisodes:
 
     Attributes:
         task: The task that the episodes come from, if the filler of the buffer tells it.
+        first_batch_id: The batch id of the first episode within its request; above 0 in a stream.
+        params_version: How often a stream's parameters had been updated when it began.
 
     Args:
         storage: What to read.
@@ -33,6 +35,8 @@ class PaddedEpisodes:
     def __init__(self, storage: EpisodeStorage, gamma: float, device: torch.device) -> None:
         check_range("gamma", gamma, 0, 1)
         self.task: Any = None
+        self.first_batch_id = 0
+        self.params_version = 0
         self._storage = storage
         self._gamma = float(gamma)
         self._device = device

@@ -24,7 +24,7 @@ def plan_cartpole(quick: bool) -> list[Workload]:
     source = SOURCES["CartPole"]
     ours: list[Contender] = [
         AsyncContender(source, 2, rows, episodes_per_row=_CARTPOLE_EPISODES)
-        for rows in (64, _CARTPOLE_PROCESSES // 2, 256)
+        for rows in (64, _CARTPOLE_PROCESSES // 2, 512)
     ]
     sync = VectorContender(source, _CARTPOLE_ENVS, is_async=False)
     num_envs = _CARTPOLE_PROCESSES_QUICK if quick else _CARTPOLE_PROCESSES

@@ -25,11 +25,10 @@ from asyncmaml.sampling.actor import Acting, ActionWriter, Actor, NotFiniteActio
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.requests import EpisodeQueue, Request
 from asyncmaml.sampling.statistics import Statistics
-from asyncmaml.sampling.transitions import Pending, TransitionLog
+from asyncmaml.sampling.transitions import NOBODY, Pending, TransitionLog
 from asyncmaml.worker.protocol import Outcome, RowFailure
 
-_TERMINATED, _TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
-_NEXT, _FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
+_ENDED, _NEXT = int(Outcome.TERMINATED | Outcome.TRUNCATED), int(Outcome.NEXT)
 
 
 class Coordinator:
@@ -274,47 +273,55 @@ class Coordinator:
             self._give_back(request, ids)
 
     def _settle(self, lane: Lane, failures: list[RowFailure]) -> None:
-        """See to the rows whose episode ended or failed, in the order of rows."""
+        """See to the rows whose episode ended or failed."""
         arrays, table = lane.arrays, self._table
-        failed = {(failure.row, failure.of_next): failure for failure in failures}
         settled = np.flatnonzero(arrays.outcomes)
-        outcomes = arrays.outcomes[settled].tolist()
-        for local, outcome in zip(settled.tolist(), outcomes, strict=True):
-            row = lane.first_row + local
-            request = self._requests.get(int(table.owners[row]))
-            if (local, False) in failed:
-                if request is not None:
-                    self._fail_row(request, row, failed[local, False])
-            elif request is not None:
-                self._end_episode(request, row, outcome, arrays.last_observations[local])
-            if not outcome & _NEXT:
-                lane.stop(local)
-                continue
-            following, batch_id = lane.claim()
-            if self._requests.get(following.slot) is not following:
-                lane.stop(local)
-                continue
-            lane.go_on(local, following, batch_id)
-            if (local, True) in failed:
-                self._fail_row(following, row, failed[local, True])
+        outcomes = arrays.outcomes[settled]
+        rows = lane.first_row + settled
+        failed = {(failure.row, failure.of_next): failure for failure in failures}
+        for local in [local for local, of_next in failed if not of_next]:
+            request = self._requests.get(int(table.owners[lane.first_row + local]))
+            if request is not None:
+                self._fail_row(request, lane.first_row + local, failed[local, False])
+        # Of a request that has failed, the rows belong to nobody by now.
+        ended = (outcomes & _ENDED).astype(np.bool_) & (table.owners[rows] != NOBODY)
+        if ended.any():
+            last = arrays.last_observations[settled[ended]]
+            self._end_episodes(rows[ended], outcomes[ended], last)
+        has_next = (outcomes & _NEXT).astype(np.bool_)
+        for local in settled[~has_next].tolist():
+            lane.stop(local)
+        takers = settled[has_next]
+        for request, ids in lane.claim(len(takers)):
+            mine, takers = takers[: len(ids)], takers[len(ids) :]
+            if self._requests.get(request.slot) is request:
+                lane.go_on(mine, request, ids)
+            else:
+                for local in mine.tolist():
+                    lane.stop(local)
+        for local in [local for local, of_next in failed if of_next]:
+            request = self._requests.get(int(table.owners[lane.first_row + local]))
+            if request is not None:
+                self._fail_row(request, lane.first_row + local, failed[local, True])
 
-    def _end_episode(
-        self, request: Request, row: int, outcome: int, last_observation: NDArray[Any]
+    def _end_episodes(
+        self, rows: NDArray[np.intp], outcomes: NDArray[np.uint8], last: NDArray[Any]
     ) -> None:
-        request.end_episode(
-            int(self._table.batch_ids[row]),
-            int(self._table.steps[row]),
-            bool(outcome & _TERMINATED),
-            bool(outcome & _TRUNCATED),
-            last_observation,
-        )
-        self.statistics.episodes += 1
-        if request.num_unfinished == 0:
-            # Off the books last: what is on them gets an error, should one of these raise.
-            self._log.empty_one(request)
-            request.finish()
-            self._remove(request)
-            request.deliver(request.episodes)
+        """Note the ends of episodes, and deliver the requests that are complete."""
+        table = self._table
+        owners = table.owners[rows]
+        for slot in np.unique(owners).tolist():
+            request = self._requests[slot]
+            mine = owners == slot
+            ids, lengths = table.batch_ids[rows[mine]], table.steps[rows[mine]]
+            request.end_episodes(ids, lengths, outcomes[mine], last[mine])
+            self.statistics.episodes += len(ids)
+            if request.num_unfinished == 0:
+                # Off the books last: what is on them gets an error, should one of these raise.
+                self._log.empty_one(request)
+                request.finish()
+                self._remove(request)
+                request.deliver(request.episodes)
 
     def _fail_row(self, request: Request, row: int, failure: RowFailure) -> None:
         batch_id, step = int(self._table.batch_ids[row]), int(self._table.steps[row])

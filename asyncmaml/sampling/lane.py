@@ -29,11 +29,11 @@ class RowTable:
         self.batch_ids = np.zeros(num_rows, np.int64)
         self.steps = np.zeros(num_rows, np.int64)
 
-    def begin(self, row: int, request: Request, batch_id: int) -> None:
-        """Put a row at the start of an episode."""
-        self.owners[row] = request.slot
-        self.batch_ids[row] = batch_id
-        self.steps[row] = 0
+    def begin(self, rows: int | NDArray[np.intp], request: Request, batch_ids: int | range) -> None:
+        """Put rows at the start of episodes."""
+        self.owners[rows] = request.slot
+        self.batch_ids[rows] = batch_ids
+        self.steps[rows] = 0
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,12 @@ class Lane:
         self.arrays.start_task[row] = self._tell_task(request)
         self._table.begin(self.first_row + row, request, batch_id)
 
-    def go_on(self, row: int, request: Request, batch_id: int) -> None:
-        """Note that a row has taken an offer and is in its episode."""
-        self._order(row, _STEP)
-        self._table.begin(self.first_row + row, request, batch_id)
+    def go_on(self, rows: NDArray[np.intp], request: Request, ids: range) -> None:
+        """Note that rows have taken these offers and are in their episodes."""
+        if (self._orders[rows] != _STEP).any():
+            self._orders[rows] = _STEP
+            self._has_changed = True
+        self._table.begin(self.first_row + rows, request, ids)
 
     def stop(self, row: int) -> None:
         """Make a row idle."""
@@ -186,16 +188,18 @@ class Lane:
         arrays.offers[:] = 0, end
         self.num_offers = end
 
-    def claim(self) -> tuple[Request, int]:
-        """Note that a row has taken the next offer; return its request and batch id."""
-        request, ids = self.offers[0]
-        if len(ids) > 1:
-            self.offers[0] = request, ids[1:]
-        else:
-            self.offers.popleft()
-        self.num_offers -= 1
-        self.arrays.offers[0] += 1
-        return request, ids[0]
+    def claim(self, count: int) -> list[tuple[Request, range]]:
+        """Note that rows have taken the next offers; return them in the order of the rows."""
+        claimed = []
+        self.num_offers -= count
+        self.arrays.offers[0] += count
+        while count:
+            request, ids = self.offers.popleft()
+            if len(ids) > count:
+                self.offers.appendleft((request, ids[count:]))
+            claimed.append((request, ids[:count]))
+            count -= len(ids[:count])
+        return claimed
 
     def withdraw(self) -> list[tuple[Request, range]]:
         """Offer nothing any more; return what was left."""

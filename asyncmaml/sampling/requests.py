@@ -12,6 +12,7 @@ from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.sampling.actions import ActionPlan
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.streams import EpisodeStreams
+from asyncmaml.worker.protocol import Outcome
 
 Deliver = Callable[["BatchEpisodes | BaseException"], None]
 """Takes a request's result to whoever awaits it; called once, in the sampler thread."""
@@ -101,16 +102,21 @@ class Request:
             self._seeds = np.concatenate((self._seeds, self.streams.reset_seeds(known, stop)))
         return self._seeds[ids.start : ids.stop]
 
-    def end_episode(
-        self, batch_id: int, length: int, terminated: bool, truncated: bool, last: NDArray[Any]
+    def end_episodes(
+        self,
+        batch_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        outcomes: NDArray[np.uint8],
+        last: NDArray[Any],
     ) -> None:
-        """Note how an episode ended."""
+        """Note how episodes ended: their lengths, outcomes and last observations."""
         if self._last_observations is None:
-            self._last_observations = np.zeros((self.batch_size, *last.shape), last.dtype)
-        self._lengths[batch_id] = length
-        self._ends[:, batch_id] = terminated, truncated
-        self._last_observations[batch_id] = last
-        self.num_unfinished -= 1
+            self._last_observations = np.zeros((self.batch_size, *last.shape[1:]), last.dtype)
+        self._lengths[batch_ids] = lengths
+        self._ends[0, batch_ids] = outcomes & Outcome.TERMINATED
+        self._ends[1, batch_ids] = outcomes & Outcome.TRUNCATED
+        self._last_observations[batch_ids] = last
+        self.num_unfinished -= len(batch_ids)
 
     def finish(self) -> None:
         """Complete the `BatchEpisodes`, whose transitions are all stored."""
@@ -119,12 +125,14 @@ class Request:
         terminated, truncated = self._ends
         self.episodes.finish(ids, self._last_observations, terminated, truncated, self._lengths)
         self.episodes.task = self.task.value if self.task is not None else None
+        self.episodes.first_batch_id = self.streams.first
 
     def where(self, batch_id: int, step: int | None) -> dict[str, Any]:
         """Return what an `EpisodeError` says of an episode."""
         seed = int(self.seeds(range(batch_id, batch_id + 1))[0])
         task = self.task.value if self.task is not None else None
-        return {"task": task, "seed": seed, "batch_id": batch_id, "step": step}
+        shown_id = self.streams.first + batch_id
+        return {"task": task, "seed": seed, "batch_id": shown_id, "step": step}
 
 
 class EpisodeQueue:

@@ -27,9 +27,10 @@ from asyncmaml.sampling.arguments import (
     whole_number,
 )
 from asyncmaml.sampling.engine import Engine, Opened
+from asyncmaml.sampling.episode_stream import EpisodeStream
 from asyncmaml.sampling.pool import PoolSettings
-from asyncmaml.sampling.requests import Request, Task
-from asyncmaml.sampling.snapshot import Policy, Snapshots
+from asyncmaml.sampling.requests import Deliver, Request, Task
+from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import Seeds
 from asyncmaml.worker.protocol import MAX_GROUPS
@@ -245,6 +246,64 @@ class AsyncSampler:
             # Cancelled, or the coroutine was closed; where it has failed there is nothing left.
             engine.cancel(request)
             raise
+
+    def stream(
+        self,
+        policy: Policy,
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        task: Any = _SAMPLERS_TASK,
+        batch_size: int | None = None,
+        gamma: float = 0.95,
+        seed: int | None = None,
+        ordered: bool = False,
+        look_ahead: int | None = None,
+    ) -> EpisodeStream:
+        """Sample episodes that are handed out one by one: `async for episode in stream`.
+
+        Each is, bit for bit, what `sample()` with the same arguments returns under its batch id
+        (`episode.first_batch_id`). `stream.update(params)` changes the parameters for episodes
+        that are not yet begun; `episode.params_version` tells what one was sampled with.
+
+        Args:
+            policy: See `sample`.
+            params: See `sample`.
+            task: See `sample`.
+            batch_size: Episodes after which the stream ends; None: it goes on for ever.
+            gamma: See `sample`.
+            seed: See `sample`.
+            ordered: In the order of the batch ids; else each as it completes.
+            look_ahead: Episodes that may be under way, or in and not yet taken; more are begun as
+                these are taken. None: as many as the sampler has rows.
+
+        Raises:
+            SamplerStateError: The sampler is not open.
+            EventLoopError: It was started in another event loop.
+            ConfigurationError: An argument is out of its range.
+            ParameterError: `params` do not fit the policy.
+        """
+        engine, opened = self._open()
+        size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        ahead = opened.num_rows if look_ahead is None else whole_number("look_ahead", look_ahead, 1)
+        discount, call_seed = fraction("gamma", gamma), optional_seed(seed)
+        episode_task = self._task if task is _SAMPLERS_TASK else _as_task(task)
+        snapshot_of, device = self._snapshots.of, str(self._device)
+        snapshot = snapshot_of(policy, params)  # complains before the call counts
+        streams = self._seeds.next_request(call_seed)
+
+        def make_request(policy: PolicySnapshot, batch_id: int, deliver: Deliver) -> Request:
+            own = streams.starting_at(batch_id)
+            return Request(policy, own, episode_task, 1, discount, device, deliver)
+
+        return EpisodeStream(
+            engine,
+            make_request,
+            snapshot_of,
+            snapshot,
+            batch_size=size,
+            ordered=ordered,
+            look_ahead=ahead,
+        )
 
     def sample_tasks(self, num_tasks: int) -> list[Any]:
         """Draw tasks from the environment's distribution.

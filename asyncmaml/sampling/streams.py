@@ -82,20 +82,27 @@ class EpisodeStreams:
 
     Args:
         key: Two words; see `Seeds`.
+        first: What batch id 0 stands for.
     """
 
-    def __init__(self, key: NDArray[np.uint64]) -> None:
+    def __init__(self, key: NDArray[np.uint64], first: int = 0) -> None:
+        self._key = key
+        self.first = first
         self._philox = np.random.Philox(key=key)
         self._generator = np.random.Generator(self._philox)
         # Setting this state costs a tenth of a new generator. Its buffers are marked empty.
         self._state = self._philox.state
         self._counter: NDArray[np.uint64] = self._state["state"]["counter"]
 
+    def starting_at(self, first: int) -> "EpisodeStreams":
+        """Return the same streams with the batch ids counted from `first`."""
+        return EpisodeStreams(self._key, first)
+
     def _seek(self, purpose: int, batch_id: int, block: int) -> None:
         counter = self._counter
         counter[0] = 0
         counter[1] = block
-        counter[2] = batch_id
+        counter[2] = self.first + batch_id
         counter[3] = purpose
         self._philox.state = self._state
 
