@@ -20,7 +20,7 @@ from torch import nn
 from workloads import Source
 
 import asyncmaml
-from asyncmaml.worker.rows import DEFAULT_ROWS
+from asyncmaml.worker.fleet import DEFAULT_ROWS
 
 REQUESTS_IN_FLIGHT = 2
 SETTLE_SECONDS = 0.15

@@ -14,17 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncmaml.errors import (
-    AsyncMAMLError,
-    EnvironmentFailedError,
-    EpisodeError,
-    NotFiniteError,
-    PolicyError,
-)
-from asyncmaml.sampling.actor import Acting, ActionWriter, Actor, NotFiniteActionError
+from asyncmaml.errors import AsyncMAMLError, EpisodeError
+from asyncmaml.sampling.actor import Acting, ActionWriter, Actor
+from asyncmaml.sampling.failures import in_episode, policy_error, row_error
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.requests import EpisodeQueue, Request
 from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.task_numbers import TaskNumbers
 from asyncmaml.sampling.transitions import NOBODY, Pending, TransitionLog
 from asyncmaml.worker.protocol import Outcome, RowFailure
 
@@ -63,11 +59,7 @@ class Coordinator:
         self._queue = EpisodeQueue()
         self._requests: dict[int, Request] = {}
         self._free_slots: list[int] = []
-        self._task_numbers: dict[bytes, int] = {}
-        self._task_users: dict[int, int] = {}
-        self._next_task_number = 0
-        self._forgotten_tasks: dict[int, set[Lane]] = {}
-        """Tasks that no request names any more, with the lanes whose offers still may."""
+        self._task_numbers = TaskNumbers()
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
         self._under_way = [0] * (1 + max(lane.worker for lane in lanes))
@@ -91,13 +83,7 @@ class Coordinator:
         request.slot = self._free_slots.pop() if self._free_slots else len(self._requests)
         self._requests[request.slot] = request
         if request.task is not None:
-            payload = request.task.payload
-            number = self._task_numbers.get(payload)
-            if number is None:
-                number = self._task_numbers[payload] = self._next_task_number
-                self._next_task_number += 1
-            self._task_users[number] = self._task_users.get(number, 0) + 1
-            request.task_number = number
+            request.task_number = self._task_numbers.take(request.task)
         self._queue.add(request)
         self._request_tick()
 
@@ -131,12 +117,7 @@ class Coordinator:
         if all(other.policy is not policy for other in self._requests.values()):
             self._actor.forget(policy)
         if request.task is not None:
-            number = request.task_number
-            self._task_users[number] -= 1
-            if not self._task_users[number]:
-                del self._task_users[number]
-                del self._task_numbers[request.task.payload]
-                self._forgotten_tasks[number] = {lane for lane in self.lanes if lane.offers}
+            self._task_numbers.release(request.task, self.lanes)
 
     # -- lanes ----------------------------------------------------------------------------------
 
@@ -179,8 +160,7 @@ class Coordinator:
                     continue
                 attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
                 if attempts > max_attempts:
-                    where = loser.where(batch_id, None)
-                    self.fail(loser, type(error)(str(error) + _in_words(where), **where))
+                    self.fail(loser, in_episode(error, loser, batch_id))
                 else:
                     self._give_back(loser, range(batch_id, batch_id + 1))
         self._request_tick()
@@ -229,8 +209,10 @@ class Coordinator:
         for lane, failures in replies:
             self._collect(lane, failures)
         lanes = [lane for lane in self.lanes if lane.is_available]
-        if self._forgotten_tasks:
-            self._forget_tasks(lanes)
+        if self._task_numbers.has_unused:
+            for lane in lanes:
+                self._reclaim(lane)  # its offers may name such a task
+            self._task_numbers.forget(lanes, self.lanes)
         self._deal(lanes)
         acting = [lane for lane in lanes if lane.active().count]
         gathered = acted = time.perf_counter()
@@ -325,15 +307,8 @@ class Coordinator:
 
     def _fail_row(self, request: Request, row: int, failure: RowFailure) -> None:
         batch_id, step = int(self._table.batch_ids[row]), int(self._table.steps[row])
-        in_step = failure.phase == "step"
         # The reward of the step that failed was counted when the reply came in.
-        where = request.where(batch_id, step - 1 if in_step else None)
-        message = f"{failure.phase} failed: {failure.error}{_in_words(where)}"
-        if failure.not_finite:
-            self.fail(request, NotFiniteError(message, **where))
-            return
-        error = EnvironmentFailedError(message, remote_traceback=failure.remote_traceback, **where)
-        self.fail(request, error)
+        self.fail(request, row_error(request, batch_id, step - 1, failure))
 
     def _deal(self, lanes: list[Lane]) -> None:
         """Hand out episodes: to idle rows first, then as offers to rows that may finish."""
@@ -407,22 +382,7 @@ class Coordinator:
                 acting.append(Acting(self._requests[slot], start + mine, rows[mine]))
         for request, error in self._actor.act(acting, self._log):
             entries = next(group.entries for group in acting if group.request is request)
-            self._fail_policy(request, entries, error)
-
-    def _fail_policy(
-        self, request: Request, entries: slice | NDArray[np.intp], error: BaseException
-    ) -> None:
-        if isinstance(error, NotFiniteActionError):
-            batch_id = int(self._log.batch_ids[entries][error.index])
-            where = request.where(batch_id, int(self._log.steps[entries][error.index]))
-            message = f"the policy drew {error}{_in_words(where)}"
-            self.fail(request, NotFiniteError(message, **where))
-        elif isinstance(error, PolicyError):
-            self.fail(request, error)
-        else:
-            failure = PolicyError(f"the policy raised {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self.fail(request, failure)
+            self.fail(request, policy_error(request, self._log, entries, error))
 
     def _scatter(self, lanes: list[Lane]) -> None:
         for lane in lanes:
@@ -430,24 +390,3 @@ class Coordinator:
             assert pending is not None
             actions = self._write_actions(self._log.actions[pending.start : pending.stop])
             lane.arrays.actions[lane.acting.local] = actions
-
-    def _forget_tasks(self, lanes: list[Lane]) -> None:
-        """Have tasks dropped that no request, and no offer, names any more."""
-        for lane in lanes:
-            self._reclaim(lane)
-        for number, naming in list(self._forgotten_tasks.items()):
-            naming.difference_update(lanes)
-            if not naming:
-                del self._forgotten_tasks[number]
-                for link in {lane.link for lane in self.lanes}:
-                    if link is not None:
-                        link.forget_task(number)
-
-
-def _in_words(where: dict[str, Any]) -> str:
-    named = [
-        f"{name} {where[name]}"
-        for name in ("batch_id", "step", "seed", "task")
-        if where[name] is not None
-    ]
-    return f" (in the episode with {', '.join(named)})"

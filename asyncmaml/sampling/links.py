@@ -16,10 +16,10 @@ from contextlib import suppress
 import torch
 
 from asyncmaml.sampling.process import WorkerProcess
+from asyncmaml.worker.fleet import Fleet
 from asyncmaml.worker.layout import Arrays, WorkerLayout, nameless_memory
 from asyncmaml.worker.main import Ready, Setup, describe
 from asyncmaml.worker.protocol import CLOSE, STEP, STEPPED, FrameReader, Kind, RowFailure, frame
-from asyncmaml.worker.rows import Fleet
 
 OnStepped = Callable[[int, list[RowFailure]], None]
 OnLost = Callable[[], None]

@@ -1,14 +1,19 @@
 """Requests and the queue of their episodes. Plain state: no input or output, no await."""
 
+import asyncio
+import pickle
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import ConfigurationError
 from asyncmaml.sampling.actions import ActionPlan
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.streams import EpisodeStreams
@@ -28,6 +33,42 @@ class Task:
     """Pickled, for the workers; what identifies it."""
     value: Any
     """For error messages."""
+
+    @classmethod
+    def of(cls, task: Any) -> Self | None:
+        """Return a copy of the task; None for None.
+
+        Raises:
+            ConfigurationError: It cannot be pickled.
+        """
+        if task is None:
+            return None
+        try:
+            payload: bytes = cloudpickle.dumps(task)
+        except Exception as error:
+            message = f"the task {task!r} cannot be sent to a worker: {error}; use plain data"
+            raise ConfigurationError(message) from error
+        return cls(payload, pickle.loads(payload))
+
+
+def deliver_to(future: "asyncio.Future[BatchEpisodes]") -> Deliver:
+    """Return what sets the result of a caller's future from the sampler thread."""
+    loop = future.get_loop()
+
+    def set_result(result: BatchEpisodes | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def deliver(result: BatchEpisodes | BaseException) -> None:
+        # A caller whose loop has ended awaits nothing any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(set_result, result)
+
+    return deliver
 
 
 class Request:

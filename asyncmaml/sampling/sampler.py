@@ -1,14 +1,11 @@
 """`AsyncSampler`: what a trainer holds. Its methods run in the caller's thread and event loop."""
 
 import asyncio
-import pickle
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-import cloudpickle
 import gymnasium
 import torch
 from gymnasium.envs.registration import EnvSpec
@@ -29,7 +26,7 @@ from asyncmaml.sampling.arguments import (
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
 from asyncmaml.sampling.pool import PoolSettings
-from asyncmaml.sampling.requests import Deliver, Request, Task
+from asyncmaml.sampling.requests import Deliver, Request, Task, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import Seeds
@@ -226,7 +223,7 @@ class AsyncSampler:
         discount = fraction("gamma", gamma)
         call_seed = optional_seed(seed)
         snapshot = self._snapshots.of(policy, params)
-        task = self._task if task is _SAMPLERS_TASK else _as_task(task)
+        task = self._task if task is _SAMPLERS_TASK else Task.of(task)
         streams = self._seeds.next_request(call_seed)  # last, since a refused call does not count
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BatchEpisodes] = loop.create_future()
@@ -237,7 +234,7 @@ class AsyncSampler:
             size,
             discount,
             str(self._device),
-            _deliverer(loop, future),
+            deliver_to(future),
         )
         engine.submit(request)
         try:
@@ -286,7 +283,7 @@ class AsyncSampler:
         size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         ahead = opened.num_rows if look_ahead is None else whole_number("look_ahead", look_ahead, 1)
         discount, call_seed = fraction("gamma", gamma), optional_seed(seed)
-        episode_task = self._task if task is _SAMPLERS_TASK else _as_task(task)
+        episode_task = self._task if task is _SAMPLERS_TASK else Task.of(task)
         snapshot_of, device = self._snapshots.of, str(self._device)
         snapshot = snapshot_of(policy, params)  # complains before the call counts
         streams = self._seeds.next_request(call_seed)
@@ -327,7 +324,7 @@ class AsyncSampler:
     async def reset_task(self, task: Any) -> None:
         """Make `task` the default of later calls; None: the environment's own, initial task."""
         self._open()
-        self._task = _as_task(task)
+        self._task = Task.of(task)
 
     def _open(self, *, any_loop: bool = False) -> tuple[Engine, Opened]:
         """Return the engine if the sampler is open and the caller is in its event loop."""
@@ -382,33 +379,3 @@ class AsyncSampler:
             f"<AsyncSampler {name} [{workers} workers, {busy} rows busy, {idle} idle, "
             f"{requests} requests]>"
         )
-
-
-def _as_task(task: Any) -> Task | None:
-    if task is None:
-        return None
-    try:
-        payload: bytes = cloudpickle.dumps(task)
-    except Exception as error:
-        message = f"the task {task!r} cannot be sent to a worker: {error}; use plain data"
-        raise ConfigurationError(message) from error
-    return Task(payload, pickle.loads(payload))
-
-
-def _deliverer(
-    loop: asyncio.AbstractEventLoop, future: "asyncio.Future[BatchEpisodes]"
-) -> Callable[[BatchEpisodes | BaseException], None]:
-    def set_result(result: BatchEpisodes | BaseException) -> None:
-        if future.done():
-            return
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    def deliver(result: BatchEpisodes | BaseException) -> None:
-        # A caller whose loop has ended awaits nothing any more.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(set_result, result)
-
-    return deliver

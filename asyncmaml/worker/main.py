@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncmaml.envs.making import EnvMaker
+    from asyncmaml.worker.fleet import Fleet
     from asyncmaml.worker.protocol import Kind
-    from asyncmaml.worker.rows import Fleet
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Server:
 
         try:
             from asyncmaml.envs.making import register_all
-            from asyncmaml.worker.rows import Fleet
+            from asyncmaml.worker.fleet import Fleet
 
             setup: Setup = pickle.loads(payload)
             register_all(setup.registered)

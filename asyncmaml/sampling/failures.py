@@ -1,0 +1,64 @@
+"""What went wrong with a row, a policy or a worker, as the error that `sample()` raises."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmaml.errors import (
+    AsyncMAMLError,
+    EnvironmentFailedError,
+    EpisodeError,
+    NotFiniteError,
+    PolicyError,
+)
+from asyncmaml.sampling.actor import NotFiniteActionError
+from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.transitions import TransitionLog
+from asyncmaml.worker.protocol import RowFailure
+
+
+def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -> EpisodeError:
+    """Return the error for an environment that raised, or returned a NaN or an infinity.
+
+    Args:
+        request: Owns the episode.
+        batch_id: Of the episode.
+        step: The environment step that failed; not told where none was under way.
+        failure: What the rows said.
+    """
+    where = request.where(batch_id, step if failure.phase == "step" else None)
+    message = f"{failure.phase} failed: {failure.error}{_in_words(where)}"
+    if failure.not_finite:
+        return NotFiniteError(message, **where)
+    return EnvironmentFailedError(message, remote_traceback=failure.remote_traceback, **where)
+
+
+def policy_error(
+    request: Request,
+    log: TransitionLog,
+    entries: slice | NDArray[np.intp],
+    error: BaseException,
+) -> AsyncMAMLError:
+    """Return the error for a policy that raised, does not fit, or drew a NaN or an infinity."""
+    if isinstance(error, NotFiniteActionError):
+        batch_id = int(log.batch_ids[entries][error.index])
+        where = request.where(batch_id, int(log.steps[entries][error.index]))
+        return NotFiniteError(f"the policy drew {error}{_in_words(where)}", **where)
+    if isinstance(error, PolicyError):
+        return error
+    failure = PolicyError(f"the policy raised {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def in_episode(error: EpisodeError, request: Request, batch_id: int) -> EpisodeError:
+    """Return the error of a lost worker for one of the episodes that it had."""
+    where = request.where(batch_id, None)
+    return type(error)(str(error) + _in_words(where), **where)
+
+
+def _in_words(where: dict[str, Any]) -> str:
+    told = ("batch_id", "step", "seed", "task")
+    named = [f"{name} {where[name]}" for name in told if where[name] is not None]
+    return f" (in the episode with {', '.join(named)})"
