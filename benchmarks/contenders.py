@@ -147,7 +147,10 @@ class AsyncContender(Contender):
             getattr(after, name) - getattr(before, name)
             for name in ("gather_seconds", "forward_seconds", "scatter_seconds")
         )
-        return Measurement(transitions, reading, transitions / ticks, busy / ticks * 1e6)
+        forward = after.forward_seconds - before.forward_seconds
+        return Measurement(
+            transitions, reading, transitions / ticks, busy / ticks * 1e6, forward / ticks * 1e6
+        )
 
     async def _feed(self) -> None:
         while True:

@@ -76,6 +76,8 @@ class Measurement:
     rows_per_forward: float
     busy_us_per_tick: float | None = None
     """The sampler thread's gather, forward and scatter; of an `AsyncSampler` alone."""
+    forward_us_per_tick: float | None = None
+    """Its policy's forward and the drawing of actions alone."""
 
     @property
     def rate(self) -> float:

@@ -112,7 +112,7 @@ def plan_null(quick: bool) -> list[Workload]:
     workloads = []
     for key, actions in (("Null", "discrete actions"), ("NullBox", "Box actions")):
         ours = AsyncContender(SOURCES[key], 2, 128, _EPISODES, vectorized=True)
-        targets = [_tick(ours, is_own=False), _tick(ours, is_own=True)]
+        targets = [_tick_share(ours), _tick(ours, is_own=False), _tick(ours, is_own=True)]
         title = f"Environment that costs nothing, {actions}"
         workloads.append(Workload(key, title, [ours], None, targets, raw_rows=()))
     return workloads
@@ -148,7 +148,21 @@ def _cpu_share(wanted: float, ours: Contender) -> Target:
     return Target(f"{ours.label}, share of the CPU limit", wanted, value)
 
 
+def _tick_share(ours: Contender) -> Target:
+    """Return the target of a tick against the forward and draw inside of that same tick."""
+
+    def value(result: Result, repeat: int) -> float:
+        measurement = result.measurements[ours.label][repeat]
+        assert measurement.busy_us_per_tick is not None
+        assert measurement.forward_us_per_tick is not None
+        return measurement.busy_us_per_tick / measurement.forward_us_per_tick
+
+    return Target(f"{ours.label}, tick against its forward and draw", 1.4, value, is_at_most=True)
+
+
 def _tick(ours: Contender, *, is_own: bool) -> Target:
+    """Return the target of a tick against a loop of nothing else, whose caches stay warm."""
+
     def value(result: Result, repeat: int) -> float:
         busy = result.measurements[ours.label][repeat].busy_us_per_tick
         cost = result.policy_costs[ours.label][repeat]
@@ -156,4 +170,4 @@ def _tick(ours: Contender, *, is_own: bool) -> Target:
         return busy / (cost.own_us if is_own else cost.users_us)
 
     way = "our forward and draw" if is_own else "policy(obs).sample()"
-    return Target(f"{ours.label}, tick against {way}", 1.4, value, is_at_most=True)
+    return Target(f"{ours.label}, tick against {way} in a loop", 1.4, value, is_at_most=True)
