@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from asyncmaml.envs.rows import RowVectorEnv
@@ -142,6 +142,37 @@ class NotFiniteEnv(CountingEnv):
         return observation, info
 
 
+class NotFiniteThenRaisingEnv(CountingEnv):
+    """Ends with a NaN as its reward where its task says so; cannot be reset where it says so."""
+
+    def step(self, action: Any) -> Step:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated and self.task.get("ends with"):
+            reward = self.task["ends with"]
+        if self.task.get("shape") and self.steps == 2:
+            return observation[:2], np.nan, terminated, truncated, info
+        return observation, reward, terminated, truncated, info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.task.get("phase") == "reset":
+            message = "refused in reset"
+            raise ArithmeticError(message)
+        return super().reset(seed=seed)
+
+
+class SettableEnv(EnvWithoutTasks):
+    """Takes a task under the name of `set_task`, and gives it as its reward."""
+
+    def __init__(self, number: float = 0.5) -> None:
+        self.number = number
+
+    def step(self, action: Any) -> Step:
+        return np.zeros(1, np.float32), self.number, True, False, {}
+
+    def set_task(self, task: float) -> None:
+        self.number = task
+
+
 class ReusingEnv(CountingEnv):
     """Returns one and the same array from every reset and step."""
 
@@ -166,6 +197,19 @@ class WaitingEnv(CountingEnv):
             self.arrived.write_bytes(b".")
             self.gate.read_bytes()
         return super().step(action)
+
+
+class SecondWaitsEnv(WaitingEnv):
+    """Waits only where it is the second one of its process."""
+
+    num_made = 0
+
+    def __init__(self, arrived: Path, gate: Path, at: int = 1, length: int = 3) -> None:
+        super().__init__(arrived, gate, at, length)
+        cls = SecondWaitsEnv
+        cls.num_made += 1
+        if cls.num_made != 2:
+            self.at = -1
 
 
 class DeadlyEnv(CountingEnv):
@@ -319,6 +363,8 @@ class CountingRowsEnv(RowVectorEnv):
         for row, task in enumerate(self.tasks):
             if task.get("phase") == "step" and self.steps[row] == task["at"]:
                 self.tasks[row] = {}  # the row is stepped along after its failure, and keeps still
+                if task.get("error") == "exit":
+                    raise SystemExit(3)
                 message = "refused in step"
                 raise ArithmeticError(message)
         self.steps += 1
@@ -328,11 +374,31 @@ class CountingRowsEnv(RowVectorEnv):
 
     def reset_task(self, task: Any, mask: NDArray[np.bool_] | None = None) -> None:
         if task.get("phase") == "reset_task":
+            if task.get("error") == "exit":
+                raise SystemExit(3)
             message = "refused in reset_task"
             raise ArithmeticError(message)
         for row in range(self.num_envs):
             if mask is None or mask[row]:
                 self.tasks[row] = task
+
+
+class ForeignRowsEnv(VectorEnv[Any, Any, Any]):
+    """Keeps the protocol of rows and says so, but does not derive from our class; has no tasks."""
+
+    metadata = RowVectorEnv.metadata
+
+    def __init__(self, num_envs: int, max_episode_steps: int | None = None) -> None:
+        self.rows = CountingRowsEnv(num_envs)
+        self.num_envs = num_envs
+        self.single_observation_space = self.rows.single_observation_space
+        self.single_action_space = self.rows.single_action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.rows.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self.rows.step(actions)
 
 
 assert CountingRowsEnv.metadata["autoreset_mode"] is AutoresetMode.DISABLED

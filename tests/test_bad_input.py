@@ -17,6 +17,7 @@ from fakes import (
     EnvWithoutTasks,
     EnvWithSpaces,
     NotFiniteEnv,
+    NotFiniteThenRaisingEnv,
     OddShapeEnv,
     RaisingEnv,
     ReadableHere,
@@ -42,6 +43,7 @@ from asyncmaml.errors import (
     WorkerStartError,
 )
 from asyncmaml.learning.policies import MLPPolicy
+from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.streams import Seeds
 
 CARTPOLE = "CartPole-v1"
@@ -99,6 +101,11 @@ def test_argument_out_of_its_range_is_refused_at_once(
     assert type(caught.value) is kind
     for word in words:
         assert word in str(caught.value)
+
+
+def test_lock_step_sampler_without_environments_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="num_envs is 0"):
+        BatchSampler(CARTPOLE, num_workers=0, num_envs=0)
 
 
 @pytest.mark.parametrize(
@@ -461,6 +468,25 @@ async def test_bad_task_of_one_request_leaves_the_others_of_a_vectorised_environ
             assert episodes.is_complete
 
 
+@WORKERS
+@pytest.mark.parametrize("phase", ["step", "reset_task"])
+async def test_vectorised_environment_that_ends_the_process_fails_its_request(
+    phase: str, num_workers: int, register: Any
+) -> None:
+    register("Counting-v0", CountingEnv, vector_entry_point=CountingRowsEnv)
+    async with AsyncSampler(
+        "Counting-v0", num_workers=num_workers, envs_per_worker=4, max_restarts=0
+    ) as sampler:
+        task = {"phase": phase, "at": 1, "error": "exit"}
+        await refused(
+            EnvironmentFailedError,
+            "SystemExit",
+            sampling=sampler.sample(uniform, task=task, batch_size=1),
+        )
+        assert (await sampler.sample(uniform, batch_size=6, task={"number": 1.0})).is_complete
+        assert sampler.statistics.restarts == 0
+
+
 # --- numbers that are not finite
 
 
@@ -489,6 +515,58 @@ async def test_number_that_is_not_finite_is_told(
     assert isinstance(found, ArithmeticError)
     calls = [{"task": EPISODE, "batch_size": 6, "seed": 1}]
     assert_same(episodes, lockstep(NotFiniteEnv, uniform, calls, seed=0)[0])
+
+
+@WORKERS
+async def test_number_that_is_not_finite_is_told_though_the_next_episode_raises(
+    num_workers: int,
+) -> None:
+    async with AsyncSampler(
+        NotFiniteThenRaisingEnv, num_workers=num_workers, envs_per_worker=1
+    ) as sampler:
+        ending = refused(
+            NotFiniteError,
+            "reward nan",
+            sampling=sampler.sample(uniform, batch_size=1, task={"ends with": np.nan}),
+        )
+        raising = refused(
+            EnvironmentFailedError,
+            "refused in reset",
+            sampling=sampler.sample(uniform, batch_size=1, task={"phase": "reset"}),
+        )
+        await asyncio.gather(ending, raising)
+
+
+async def test_exception_after_a_reward_that_is_not_finite_is_told() -> None:
+    async with in_process(NotFiniteThenRaisingEnv, rows=1) as sampler:
+        await refused(
+            EnvironmentFailedError,
+            "shape (2,)",
+            sampling=sampler.sample(uniform, batch_size=1, task={"shape": "wrong"}),
+        )
+        assert sampler._engine is not None
+        coordinator = sampler._engine._coordinator
+        assert coordinator is not None
+        # A NaN that is left there would send every later command through the slow test.
+        assert np.isfinite(coordinator.lanes[0].arrays.rewards).all()
+        assert (await sampler.sample(uniform, batch_size=2, task=EPISODE)).is_complete
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [
+        ("reset", None),
+        ("step", 1),
+        ("last", 4),
+        ("reward", 1),
+    ],
+)
+def test_lock_step_sampler_tells_a_number_that_is_not_finite(place: str, step: int | None) -> None:
+    with BatchSampler(NotFiniteEnv, num_workers=0, batch_size=2) as sampler:
+        sampler.reset_task({"place": place})
+        with pytest.raises(NotFiniteError, match="nan") as caught:
+            sampler.sample(uniform)
+    assert (caught.value.batch_id, caught.value.step) == (0, step)
 
 
 async def test_large_finite_numbers_are_allowed() -> None:
@@ -751,6 +829,21 @@ async def test_sampler_of_another_thread_is_told() -> None:
 
     async with in_process(CARTPOLE) as sampler:
         await asyncio.to_thread(asyncio.run, use())
+
+
+async def test_result_that_cannot_be_finished_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: nobody is left to wait for ever."""
+
+    def fail(request: Request) -> None:
+        message = "as many tensors as that"
+        raise MemoryError(message)
+
+    monkeypatch.setattr(Request, "finish", fail)
+    async with in_process(CountingEnv) as sampler:
+        found = await refused(
+            AsyncMAMLError, "fault in the sampler", sampling=sampler.sample(uniform)
+        )
+    assert isinstance(found.__cause__, MemoryError)
 
 
 async def test_sampler_that_is_still_starting_is_told() -> None:

@@ -371,6 +371,23 @@ def test_saved_episodes_come_back_whole(tmp_path: Path) -> None:
         loaded.append([[9, 9]], [9], [9], [1], [-2.0])
 
 
+def test_steps_of_unfinished_episodes_are_saved_too(tmp_path: Path) -> None:
+    """They lie beyond what can be read yet."""
+    episodes = BatchEpisodes(2)
+    episodes.store([0, 1], [0, 0], np.ones((2, 2), np.float32), [1, 2], [1, 2])
+    episodes.finish([0], np.ones((1, 2)), [True], [False], lengths=[2])
+    numbers = np.arange(5)
+    rows = np.stack((numbers, numbers), 1).astype(np.float32)
+    episodes.store(numbers, np.ones(5, int), rows, numbers, numbers)
+    episodes.save(tmp_path / "episodes")
+    loaded = BatchEpisodes.load(tmp_path / "episodes")
+    for each in (episodes, loaded):
+        each.finish([1], np.ones((1, 2)), [True], [False], lengths=[5])
+    assert snapshot(loaded) == snapshot(episodes)
+    assert loaded.rewards[:, 1].tolist() == [0, 1, 2, 3, 4]
+    assert loaded.mask[:, 1].tolist() == [1, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04"])
 def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.npz"

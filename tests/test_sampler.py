@@ -21,10 +21,12 @@ from fakes import (
     CountingRowsEnv,
     DiscreteObservationEnv,
     EnvWithoutTasks,
+    ForeignRowsEnv,
     ImageEnv,
     InnerEnv,
     PidEnv,
     ReusingEnv,
+    SettableEnv,
     WaitingEnv,
 )
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -130,6 +132,20 @@ async def test_episodes_own_their_memory() -> None:
 
 
 # --- policies
+
+
+@pytest.mark.parametrize("batch_size", [15, 16])  # of 16 rows no copy is needed for padding
+async def test_policy_that_works_in_place_does_not_rewrite_what_is_recorded(
+    batch_size: int,
+) -> None:
+    def overwriting(observations: Tensor) -> Distribution:
+        distribution = uniform(observations)
+        observations.fill_(-100)
+        return distribution
+
+    async with in_process(CountingEnv, rows=16, batch_size=batch_size, seed=0) as sampler:
+        found = await sampler.sample(overwriting)
+    assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=batch_size)[0])
 
 
 def cartpole_module() -> nn.Module:
@@ -383,6 +399,23 @@ async def test_many_tasks_at_once_reach_their_own_episodes() -> None:
         assert (episodes.last_observations[:, 2] == number).all()
 
 
+def test_lock_step_sampler_gives_tasks_to_an_environment_with_set_task() -> None:
+    with BatchSampler(SettableEnv, batch_size=2, num_workers=0) as sampler:
+        sampler.reset_task(7.0)
+        episodes = sampler.sample(uniform)
+    assert episodes.rewards.tolist() == [[7, 7]]
+    assert episodes.task == 7.0
+
+
+def test_lock_step_sampler_goes_back_to_the_task_of_the_constructor() -> None:
+    with BatchSampler(SettableEnv, {"number": 3.0}, batch_size=2, num_workers=0) as sampler:
+        sampler.reset_task(7.0)
+        sampler.reset_task(None)
+        episodes = sampler.sample(uniform)
+    assert episodes.rewards.tolist() == [[3, 3]]
+    assert episodes.task is None
+
+
 async def test_same_seed_draws_the_same_tasks_as_the_lock_step_sampler() -> None:
     def goals(tasks: list[Any]) -> list[list[float]]:
         return [task["goal"].tolist() for task in tasks]
@@ -446,6 +479,13 @@ async def test_worker_finds_an_environment_that_the_user_has_registered(
     async with AsyncSampler(lambda: InnerEnv("Mine-v0"), num_workers=1, batch_size=1) as sampler:
         episodes = await sampler.sample(counting_policy)
     assert (episodes.observations[:, :, 2] == 7).all()
+
+
+async def test_vectorised_environment_need_not_derive_from_ours(register: Any) -> None:
+    register("Foreign-v0", CountingEnv, vector_entry_point=ForeignRowsEnv)
+    async with in_process("Foreign-v0", seed=0, batch_size=7) as sampler:
+        found = await sampler.sample(counting_policy)
+    assert_same(found, lockstep(CountingEnv, counting_policy, seed=0, batch_size=7)[0])
 
 
 async def test_without_workers_the_environments_are_in_this_process() -> None:
@@ -516,6 +556,29 @@ async def test_repr_tells_workers_rows_and_requests(tmp_path: Path) -> None:
         await sampling
         assert repr(sampler).endswith("[1 workers, 0 rows busy, 3 idle, 0 requests]>")
     assert repr(sampler).endswith("[closed]>")
+
+
+async def test_looking_at_a_sampler_from_another_thread_changes_nothing(tmp_path: Path) -> None:
+    """The sampler's thread may be in the middle of a tick."""
+    gates = waiting_gates(tmp_path)
+    async with AsyncSampler(
+        lambda: WaitingEnv(*gates), num_workers=1, envs_per_worker=2
+    ) as sampler:
+        sampling = asyncio.create_task(sampler.sample(counting_policy, batch_size=1))
+        await asyncio.to_thread(gates[0].read_bytes)
+        assert sampler._engine is not None
+        coordinator = sampler._engine._coordinator
+        assert coordinator is not None
+        sampling.cancel()
+        # The row is taken from the request: what its lane knows is to be computed anew, and not
+        # before the environment has answered.
+        await until(lambda: coordinator.num_requests == 0)
+        before = [dict(vars(lane)) for lane in coordinator.lanes]
+        assert " 0 rows busy" in repr(sampler)
+        assert sampler.statistics.episodes == 0
+        assert [dict(vars(lane)) for lane in coordinator.lanes] == before
+        assert any(lane._has_changed for lane in coordinator.lanes)
+        await asyncio.to_thread(gates[1].write_bytes, b".")
 
 
 async def test_repr_tells_the_environment() -> None:
@@ -730,6 +793,20 @@ async def test_cancelling_at_any_tick_changes_no_other_episode(num_workers: int)
 
 def has_ticked(sampler: AsyncSampler, limit: int) -> bool:
     return sampler.statistics.ticks >= limit
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+async def test_closing_the_coroutine_of_a_call_frees_its_rows(num_workers: int) -> None:
+    async with AsyncSampler(
+        CountingEnv, num_workers=num_workers, envs_per_worker=4, seed=0, batch_size=5
+    ) as sampler:
+        call = sampler.sample(uniform, batch_size=10**6, seed=1)
+        call.send(None)
+        await until(lambda: sampler.statistics.transitions > 20)
+        call.close()
+        await until(lambda: calls_are_over(sampler), 3)
+        found = await sampler.sample(uniform)
+    assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=5)[0])
 
 
 async def test_cancelling_before_the_sampler_has_heard_of_the_call() -> None:

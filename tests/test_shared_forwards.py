@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 from oracle import are_same, assert_same
 from torch import Tensor, nn
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
-from asyncmaml.errors import NotFiniteError
+from asyncmaml.errors import NotFiniteError, PolicyError
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 NUM_SETS = 6
@@ -66,6 +68,32 @@ class UnknownDistribution(PlainModule):
         return torch.distributions.Laplace(self.net(observations), 0.05, validate_args=False)
 
 
+class ModuleWithAttributes(PlainModule):
+    """Its spread is a number of Python's, which no parameter or buffer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.std = 0.05
+
+    def forward(self, observations: Tensor) -> Distribution:
+        mean = self.net(observations)
+        normal = Normal(mean, torch.full_like(mean, self.std), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
+
+
+class CategoricalModule(nn.Module):
+    """Takes observations only; every copy of it notes the shape of those of its forwards."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.note = shapes.append
+
+    def forward(self, observations: Tensor) -> Distribution:
+        self.note(tuple(observations.shape))
+        return Categorical(logits=3 * self.net(observations), validate_args=False)
+
+
 def params_of(policy: nn.Module, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -116,6 +144,89 @@ async def test_different_parameters_of_one_policy_share_a_forward() -> None:
     stacked = [shape for shape in policy.shapes if len(shape) == 3]
     assert max(shape[0] for shape in stacked) == NUM_SETS
     assert len(stacked) > 50  # of the 100 steps that all of them are under way together
+
+
+async def test_plain_modules_with_attributes_of_their_own_get_what_they_would_get_alone() -> None:
+    module = ModuleWithAttributes()
+    async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
+
+        async def call(number: int, std: float) -> asyncio.Task[BatchEpisodes]:
+            module.std = std
+            with torch.no_grad():
+                module.get_parameter("net.0.bias").fill_(0.1 * number)
+            sampling = asyncio.create_task(sampler.sample(module, batch_size=8, seed=number))
+            await asyncio.sleep(0)  # the call takes its copy of the module
+            return sampling
+
+        async def together(stds: list[float]) -> list[BatchEpisodes]:
+            return [await each for each in [await call(*pair) for pair in enumerate(stds)]]
+
+        async def alone(stds: list[float]) -> list[BatchEpisodes]:
+            return [await (await call(*pair)) for pair in enumerate(stds)]
+
+        for stds in ([0.05, 0.05], [0.01, 0.09], [0.02, 0.02, 0.05, 0.02]):
+            pairs = zip(await together(stds), await alone(stds), strict=True)
+            for found, wanted in pairs:
+                assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("policy", [CountingPolicy, PlainModule])
+async def test_parameters_of_another_type_do_not_change_those_of_others(
+    policy: type[nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    used = policy()
+    singles = [params_of(used, number) for number in (1, 2)]
+    doubles = [
+        {name: value.double() for name, value in params_of(used, number).items()}
+        for number in (3, 4)
+    ]
+
+    async def sampled(params: dict[str, Tensor]) -> BatchEpisodes | BaseException:
+        try:
+            return await sampler.sample(used, params, batch_size=8, seed=5)
+        except PolicyError as error:  # observations are float32: alone it fails as well
+            return error
+
+    async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
+        for sets in (singles, [singles[0], doubles[0]], doubles):
+            together = await asyncio.gather(*map(sampled, sets))
+            for found, params in zip(together, sets, strict=True):
+                wanted = await sampled(params)
+                assert type(found) is type(wanted)
+                if isinstance(found, BatchEpisodes) and isinstance(wanted, BatchEpisodes):
+                    assert_same(found, wanted)
+
+
+async def test_categorical_modules_are_the_same_by_vmap_and_share_a_forward() -> None:
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = []
+    module = CategoricalModule(shapes)
+    calls: list[dict[str, Any]] = [
+        {"params": params_of(module, number), "batch_size": 10, "seed": number}
+        for number in range(NUM_SETS)
+    ]
+    async with AsyncSampler("CartPole-v1", num_workers=0, envs_per_worker=60, seed=1) as sampler:
+        together = await asyncio.gather(*(sampler.sample(module, **call) for call in calls))
+        num_forwards, num_ticks = len(shapes), sampler.statistics.ticks
+        alone = [await sampler.sample(module, **call) for call in calls]
+    for found, wanted in zip(together, alone, strict=True):
+        assert_same(found, wanted)
+    # The first of each number of sets is held against separate ones.
+    assert 0 < num_forwards < num_ticks + 40
+
+
+async def test_parameters_are_let_go_of_when_their_requests_are_done() -> None:
+    policy = CountingPolicy()
+    last = weakref.ref(policy)
+    async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
+        sets = [params_of(policy, number) for number in range(NUM_SETS)]
+        await asyncio.gather(*(sampler.sample(policy, each, batch_size=3) for each in sets))
+        assert max(map(len, policy.shapes)) == 3  # they were stacked
+        await sampler.sample(PlainModule(), batch_size=1)  # the sampler remembers its last policy
+        del policy
+        gc.collect()
+        assert last() is None
 
 
 async def test_requests_with_the_policys_own_parameters_share_a_forward_without_stacking() -> None:

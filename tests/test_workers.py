@@ -6,8 +6,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
+import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from fakes import CountingEnv, DeadlyEnv, ImageEnv, RaisingEnv, WaitingEnv
+from fakes import (
+    CountingEnv,
+    DeadlyEnv,
+    ImageEnv,
+    RaisingEnv,
+    SecondWaitsEnv,
+    WaitingEnv,
+)
 from oracle import assert_same, lockstep, policy_of, uniform
 from processes import (
+    ROOT,
     children,
     descriptors,
     is_alive,
@@ -114,6 +125,95 @@ async def test_worker_stays_small(policy: MLPPolicy) -> None:
     assert max(sizes) <= 60
 
 
+THREAD_NUMBERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+async def test_worker_has_one_thread_for_numerics_and_the_parent_keeps_its_own_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make() -> CountingEnv:
+        numbers = [os.environ.get(name, "0") for name in THREAD_NUMBERS]
+        return CountingEnv(offset=float("".join(numbers)))
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")  # a number of the user's stands
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    async with AsyncSampler(make, num_workers=1, batch_size=1) as sampler:
+        episodes = await sampler.sample(uniform)
+    assert episodes.observations[0, 0, 2] == 131
+    assert dict(os.environ) == before
+
+
+def test_importing_what_starts_workers_leaves_the_environment_variables_alone() -> None:
+    script = """
+        import os
+
+        before = dict(os.environ)
+        import asyncmaml.sampling.process
+        import asyncmaml.worker.main
+
+        assert dict(os.environ) == before, set(os.environ) - set(before)
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        check=True,
+        timeout=20,
+    )
+
+
+async def test_main_module_stays_as_it_is_while_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the user's may look at `__file__` in that moment."""
+    changes = []
+
+    class WatchedModule(types.ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            changes.append(name)
+            super().__setattr__(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            changes.append(name)
+            super().__delattr__(name)
+
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(4)")  # nor does a worker import it
+    main = WatchedModule("__main__")
+    vars(main)["__file__"] = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    async with AsyncSampler(CountingEnv, num_workers=1):
+        pass
+    assert changes == []
+    assert main.__file__ == str(script)
+
+
+async def test_worker_starts_where_its_scheduling_class_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in some sandboxes."""
+    refused = tmp_path / "refused"
+    # Python imports a module of this name at its start.
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(f"""
+            import os
+            from pathlib import Path
+
+            def refuse(*args):
+                Path({str(refused)!r}).touch()
+                raise PermissionError(1, "not here")
+
+            os.sched_setscheduler = refuse
+        """)
+    )
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{before}")
+    async with AsyncSampler(CountingEnv, num_workers=1, batch_size=2) as sampler:
+        assert (await sampler.sample(uniform)).is_complete
+    assert refused.exists()
+
+
 # --- death
 
 
@@ -168,6 +268,48 @@ async def test_worker_that_dies_in_idleness_is_replaced(policy: MLPPolicy) -> No
         await until(lambda: sampler.statistics.restarts == 1)
         found = await sampler.sample(policy)
     assert_same(found, lockstep(CARTPOLE, policy, seed=0, batch_size=3)[0])
+
+
+async def test_worker_that_dies_while_others_are_still_starting_is_replaced(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def make() -> CountingEnv:
+        for number in range(100):  # how many were made before, in all processes
+            try:
+                with open(tmp_path / f"{number}", "x") as file:
+                    file.write(f"{os.getpid()} ")
+            except FileExistsError:
+                continue
+            break
+        if number == 1:
+            gate.read_bytes()
+        return CountingEnv()
+
+    def is_ready() -> bool:
+        """Whether the first worker has got its shared arrays, which come after its READY."""
+        written = tmp_path / "0"
+        if not written.exists() or not written.read_text():
+            return False
+        return "memfd:" in Path(f"/proc/{written.read_text().strip()}/maps").read_text()
+
+    sampler = AsyncSampler(make, num_workers=2, envs_per_worker=1, groups_per_worker=1, seed=0)
+    starting = asyncio.create_task(sampler.start())
+    await until(is_ready)
+    pid = int((tmp_path / "0").read_text())
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid))
+    await asyncio.to_thread(gate.write_bytes, b".")
+    await starting
+    try:
+        await until(lambda: sampler.statistics.restarts == 1, 3)
+        async with asyncio.timeout(5):
+            found = await sampler.sample(uniform, batch_size=6)
+    finally:
+        await sampler.close()
+    assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=6)[0])
 
 
 async def test_all_workers_killed_at_once_are_replaced(
@@ -300,6 +442,31 @@ async def test_environment_that_never_answers_is_given_up(tmp_path: Path) -> Non
                 await sampler.sample(uniform, batch_size=1)
         assert caught.value.batch_id == 0
         assert f"seed {caught.value.seed}" in str(caught.value)
+    finally:
+        os.close(arrived)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_hung_worker_is_given_up_though_its_other_group_has_answered(
+    num_workers: int, tmp_path: Path
+) -> None:
+    gates = tmp_path / "arrived", tmp_path / "gate"
+    for gate in gates:
+        os.mkfifo(gate)
+    arrived = os.open(gates[0], os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        async with AsyncSampler(
+            SecondWaitsEnv,
+            env_kwargs={"arrived": gates[0], "gate": gates[1], "length": 1000},
+            num_workers=num_workers,
+            envs_per_worker=4,
+            groups_per_worker=2,
+            step_timeout=0.3,
+            max_restarts=0,
+        ) as sampler:
+            with pytest.raises(WorkerTimeoutError):
+                async with asyncio.timeout(3):
+                    await sampler.sample(uniform, batch_size=2)
     finally:
         os.close(arrived)
 

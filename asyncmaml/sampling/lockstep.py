@@ -148,6 +148,7 @@ class BatchSampler:
             if done.any():
                 # Rows without an episode are reset and stepped along; nothing of them is kept.
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
+                _refuse_not_finite(observations, np.zeros(len(done)), batch_ids, steps)
             seen = np.array(observations, self._observation_type)
             distribution = policy(padded(torch.from_numpy(seen[active]), row_block))
             if plan is None:
@@ -230,7 +231,7 @@ def _refuse_not_finite(
     axes = tuple(range(1, observations.ndim))
     is_finite = np.isfinite(observations).all(axis=axes) & np.isfinite(rewards)
     for row in np.flatnonzero(~is_finite & (batch_ids != _IDLE)).tolist():
-        batch_id, step = int(batch_ids[row]), int(steps[row]) - 1
+        batch_id, step = int(batch_ids[row]), int(steps[row]) - 1 if steps[row] else None
         message = (
             f"the environment returned observation {observations[row]} and reward {rewards[row]} "
             f"(in the episode with batch_id {batch_id}, step {step})"

@@ -152,7 +152,10 @@ class WorkerPool:
                 raise self._late() from None
             if not isinstance(answer, Ready):
                 raise self._start_error(process, answer)
-            link.share_memory(layout_of(answer))
+            try:
+                link.share_memory(layout_of(answer))
+            except OSError:  # it ended after its READY
+                raise self._start_error(process, None) from None
         except BaseException:
             if link is not None:
                 link.kill()

@@ -95,21 +95,21 @@ class Rows(ABC):
             )
         ):
             return
+        failed = {(failure.row, failure.of_next) for failure in self._failures}
         for row in np.flatnonzero(arrays.orders).tolist():
             outcome = int(arrays.outcomes[row])
-            if outcome & FAILED:
-                continue
-            if arrays.orders[row] == STEP:
+            if arrays.orders[row] == STEP and (row, False) not in failed:
                 ended = outcome & (TERMINATED | TRUNCATED)
                 seen = (arrays.last_observations if ended else arrays.observations)[row]
                 reward = arrays.rewards[row]
                 if not (np.isfinite(seen).all() and np.isfinite(reward)):
                     self._fail_not_finite(row, f"observation {seen} and reward {reward}")
-            if arrays.orders[row] == START or outcome & NEXT:
+            of_next = bool(outcome & NEXT)
+            if (arrays.orders[row] == START or of_next) and (row, of_next) not in failed:
                 first = arrays.observations[row]
                 if not np.isfinite(first).all():
                     text = f"first observation {first}"
-                    self._fail_not_finite(row, text, of_next=bool(outcome & NEXT))
+                    self._fail_not_finite(row, text, of_next=of_next)
 
     def _fail_not_finite(self, row: int, what: str, *, of_next: bool = False) -> None:
         arrays = self._arrays
