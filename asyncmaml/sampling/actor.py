@@ -10,7 +10,7 @@ with what separate forwards draw, bit for bit; where that differs, the policy st
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from asyncmaml.sampling.noise_store import ActionNoise, NoiseStore
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import StackedPolicies
+from asyncmaml.sampling.streams import EpisodeStreams
 from asyncmaml.sampling.transitions import TransitionLog
 
 _MAX_STACKED_ROWS = 64
@@ -55,6 +56,8 @@ class Acting:
     entries: Entries
     """Their entries in the log, N of them."""
     rows: NDArray[np.intp]
+    streams: Callable[[int], EpisodeStreams] | None = None
+    """Those of the n-th row, where the rows are of several requests with one policy."""
 
 
 class Actor:
@@ -184,7 +187,7 @@ class Actor:
         plan = members[0].request.plan
         if plan is None:
             num_rows = count + -count % self._block
-            plan = members[0].request.plan = plan_actions(distribution, num_rows, self._space)
+            plan = policy.plan = plan_actions(distribution, num_rows, self._space)
         return draw_actions(plan, distribution, self._noise_of(plan, members, log), slice(0, count))
 
     def _draw_stacked(
@@ -214,8 +217,9 @@ class Actor:
         entries = _entries(members)
         ids, steps = log.batch_ids[entries], log.steps[entries]
         if len(members) == 1:
-            streams = members[0].request.streams
-            return self._noise.gather(plan.noise, lambda _: streams, members[0].rows, ids, steps)
+            own = members[0].request.streams
+            streams = members[0].streams or (lambda _: own)
+            return self._noise.gather(plan.noise, streams, members[0].rows, ids, steps)
         rows = np.concatenate([member.rows for member in members])
         owners = np.repeat(np.arange(len(members)), [len(member.rows) for member in members])
         return self._noise.gather(

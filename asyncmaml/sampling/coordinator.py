@@ -9,6 +9,7 @@ awaits, so the state is whole between any two calls.
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -371,15 +372,26 @@ class Coordinator:
         assert last is not None
         start, stop = first.start, last.stop
         owners = self._log.owners[start:stop]
-        slot = int(owners[0])
-        if len(self._requests) == 1 or (owners == slot).all():
-            acting = [Acting(self._requests[slot], slice(start, stop), rows)]
+        requests = self._requests
+        first_request = requests[int(owners[0])]
+        together = Acting(first_request, slice(start, stop), rows)
+        if len(requests) == 1 or (owners == owners[0]).all():
+            acting = [together]
         else:
+            slots = np.unique(owners).tolist()
+            policy = first_request.policy
+            if all(requests[slot].policy is policy and requests[slot].plan for slot in slots):
+                # As if it were one request's, but for where the noise comes from.
+                shared = replace(
+                    together, streams=lambda index: requests[int(owners[index])].streams
+                )
+                if not list(self._actor.act([shared], self._log)):
+                    return
+            # Together they fail as one; each by itself, the culprit alone does.
             acting = []
-            order = np.argsort(owners, kind="stable")
-            slots, starts = np.unique(owners[order], return_index=True)
-            for slot, mine in zip(slots.tolist(), np.split(order, starts[1:]), strict=True):
-                acting.append(Acting(self._requests[slot], start + mine, rows[mine]))
+            for slot in slots:
+                mine = np.flatnonzero(owners == slot)
+                acting.append(Acting(requests[slot], start + mine, rows[mine]))
         for request, error in self._actor.act(acting, self._log):
             entries = next(group.entries for group in acting if group.request is request)
             self.fail(request, policy_error(request, self._log, entries, error))

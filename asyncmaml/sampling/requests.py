@@ -100,7 +100,6 @@ class Request:
         self.batch_size = batch_size
         self.episodes = BatchEpisodes(batch_size, gamma=gamma, device=device)
         self.deliver = deliver
-        self.plan: ActionPlan | None = None  # known after the first forward
         self.slot = -1  # given by the coordinator
         self.task_number = -1  # likewise
         self.num_unfinished = batch_size
@@ -111,6 +110,11 @@ class Request:
         self._lengths = np.zeros(batch_size, np.int64)
         self._ends = np.zeros((2, batch_size), np.bool_)
         self._last_observations: NDArray[Any] | None = None
+
+    @property
+    def plan(self) -> ActionPlan | None:
+        """How the policy's actions are drawn; known after its first forward."""
+        return self.policy.plan
 
     @property
     def num_unassigned(self) -> int:

@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 
 from asyncmaml.errors import ParameterError, PolicyError
+from asyncmaml.sampling.actions import ActionPlan
 
 Policy = Callable[..., Distribution]
 """`policy(observations, params=None)`, or an `nn.Module` that takes observations only."""
@@ -58,6 +59,8 @@ class PolicySnapshot:
         self.origin = policy
         """What was given to `sample()`."""
         self._params = None if params is None else _snapshot(params, device)
+        self.plan: ActionPlan | None = None
+        """How its actions are drawn; found by the sampler at the first forward."""
         self.variant: object = None if self.policy is policy else object()
         """Differs between copies of one module whose attributes may differ."""
         dtypes = tuple(tensor.dtype for tensor in self.tensors().values())
