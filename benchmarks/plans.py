@@ -9,7 +9,7 @@ from workloads import SOURCES
 from asyncmaml.sampling.arguments import usable_cores
 
 # Episodes of a row in one sample(); rows that end early go on with the next request.
-_CARTPOLE_EPISODES = 40
+_CARTPOLE_EPISODES = 5120  # of one worker's rows together
 _EPISODES = 8
 _HALF_CHEETAH_EPISODES = 4  # of 200 steps all
 
@@ -23,7 +23,7 @@ _STRAGGLER_WORKERS = 8
 def plan_cartpole(quick: bool) -> list[Workload]:
     source = SOURCES["CartPole"]
     ours: list[Contender] = [
-        AsyncContender(source, 2, rows, episodes_per_row=_CARTPOLE_EPISODES)
+        AsyncContender(source, 2, rows, episodes_per_row=_CARTPOLE_EPISODES // rows)
         for rows in (64, _CARTPOLE_PROCESSES // 2, 512)
     ]
     sync = VectorContender(source, _CARTPOLE_ENVS, is_async=False)

@@ -1,9 +1,10 @@
 """The coordinator: one tick after the other, it turns observations into actions.
 
 A tick takes every lane whose reply is in: record the rewards, hand out episodes to rows that
-have none, draw the actions of all rows that wait for one, send them. No lane waits for another,
-and no tick for the slowest worker. Everything here runs in the sampler thread and nothing
-awaits, so the state is whole between any two calls.
+have none, draw the actions of all rows that wait for one, send them. No tick waits for the
+slowest worker: a reply waits for others to share its forward only while its own worker has
+another group to step. Everything here runs in the sampler thread and nothing awaits, so the state
+is whole between any two calls.
 """
 
 import asyncio
