@@ -60,8 +60,8 @@ class AsyncSampler:
         envs_per_worker: Rows of each worker, R; None: 128, or 256 for a natively vectorised
             environment. A row's environment is made when the row is first used.
         groups_per_worker: Groups that a worker's rows are divided into: while one steps, the
-            actions of the others are computed. None: 2, or 1 for a natively vectorised one; always 1
-            without worker processes.
+            actions of the others are computed. None: 2, or 1 for a natively vectorised one; it is
+            always 1 without worker processes.
         seed: The sampler's root seed; None: from the OS.
         device: Where the policy runs.
         max_episode_steps: Replaces the environment's own time limit.
