@@ -13,6 +13,7 @@ from torch import Tensor
 
 import asyncmaml.envs
 from asyncmaml import AsyncSampler, BatchEpisodes
+from asyncmaml.envs.making import quiet_mujoco
 from asyncmaml.learning.policies import MLPPolicy
 from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread
 
@@ -45,7 +46,8 @@ FAMILIES = {
 @cache
 def policies(name: str) -> tuple[MLPPolicy, MLPPolicy]:
     """Return two policies of different size for the family."""
-    env = gymnasium.make(FAMILIES[name].env)
+    with quiet_mujoco():
+        env = gymnasium.make(FAMILIES[name].env)
     try:
         return policy_of(env), policy_of(env, hidden_sizes=(7,), seed=1)
     finally:
