@@ -186,8 +186,7 @@ class Actor:
         distribution = policy(self._on_device(observations))
         plan = members[0].request.plan
         if plan is None:
-            num_rows = count + -count % self._block
-            plan = policy.plan = plan_actions(distribution, num_rows, self._space)
+            plan = policy.plan = plan_actions(distribution, observations.shape[0], self._space)
         return draw_actions(plan, distribution, self._noise_of(plan, members, log), slice(0, count))
 
     def _draw_stacked(

@@ -38,8 +38,6 @@ class Opened:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     num_rows: int
-    has_tasks: bool
-    is_vectorized: bool
 
 
 class Engine:
@@ -217,8 +215,6 @@ class Engine:
             ready.observation_space,
             ready.action_space,
             num_rows,
-            ready.has_tasks,
-            ready.is_vectorized,
         )
         return coordinator, opened
 

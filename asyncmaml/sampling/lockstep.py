@@ -150,10 +150,10 @@ class BatchSampler:
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
                 _refuse_not_finite(observations, np.zeros(len(done)), batch_ids, steps)
             seen = np.array(observations, self._observation_type)
-            distribution = policy(padded(torch.from_numpy(seen[active]), row_block))
+            padded_rows = padded(torch.from_numpy(seen[active]), row_block)
+            distribution = policy(padded_rows)
             if plan is None:
-                count = len(active) + -len(active) % row_block
-                plan = plan_actions(distribution, count, self.action_space)
+                plan = plan_actions(distribution, len(padded_rows), self.action_space)
             drawn, log_probs = draw_actions(
                 plan,
                 distribution,

@@ -89,11 +89,6 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
         with self._their_pipe, _main_script_left_out(), _interrupts_held():
             super().start()
 
-    @property
-    def sentinel(self) -> int:
-        """Descriptor that becomes readable when the process has ended."""
-        return int(self.aio_process.sentinel)
-
     def discard(self) -> None:
         """Kill the process if it still runs, reap it, and free its descriptors.
 

@@ -63,8 +63,7 @@ class PolicySnapshot:
         """How its actions are drawn; found by the sampler at the first forward."""
         self.variant: object = None if self.policy is policy else object()
         """Differs between copies of one module whose attributes may differ."""
-        dtypes = tuple(tensor.dtype for tensor in self.tensors().values())
-        self._dtypes = dtypes
+        self._dtypes = tuple(tensor.dtype for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters and buffers that the forward runs with."""

@@ -28,7 +28,6 @@ class Fleet:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     has_tasks: bool
-    is_vectorized: bool
 
     @classmethod
     def make(cls, maker: EnvMaker, num_rows: int | None, num_groups: int | None) -> Self:
@@ -52,13 +51,13 @@ class Fleet:
             own = getattr(type(vector_env), "reset_task", RowVectorEnv.reset_task)
             takes_tasks = own is not RowVectorEnv.reset_task
             spaces = vector_env.single_observation_space, vector_env.single_action_space
-            return cls(groups, tasks, *spaces, takes_tasks, True)
+            return cls(groups, tasks, *spaces, takes_tasks)
         first = maker.make()
         groups = []
         for size in _shares(num_rows or DEFAULT_ROWS, num_groups or 2):
             groups.append(SingleRows(maker, size, tasks, None if groups else first))
         spaces = first.observation_space, first.action_space
-        return cls(groups, tasks, *spaces, has_tasks(first), False)
+        return cls(groups, tasks, *spaces, has_tasks(first))
 
     def close(self) -> None:
         """Close the environments."""

@@ -39,7 +39,6 @@ class Ready:
     action_space: Any
     group_sizes: tuple[int, ...]
     has_tasks: bool
-    is_vectorized: bool
 
 
 def describe(fleet: "Fleet") -> Ready:
@@ -49,7 +48,6 @@ def describe(fleet: "Fleet") -> Ready:
         fleet.action_space,
         tuple(group.num_rows for group in fleet.groups),
         fleet.has_tasks,
-        fleet.is_vectorized,
     )
 
 
