@@ -9,7 +9,7 @@ import signal
 from typing import Any
 
 
-class Interrupted(KeyboardInterrupt):  # noqa: N818 - it is no error, as KeyboardInterrupt is none
+class Interrupted(KeyboardInterrupt):
     """A signal asked the command to stop, and it did so cleanly.
 
     Attributes:

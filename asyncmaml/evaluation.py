@@ -164,9 +164,10 @@ async def adapted_tasks(
         keeps_episodes=keeps_episodes,
     )
     learner = learner_for(config, policy)
+    sampler = make_sampler(config, Whole(0).check("seed", seed))
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(LearnerThread())
-        sampler = await stack.enter_async_context(make_sampler(config, Whole(0).check("seed", seed)))
+        await stack.enter_async_context(sampler)
         tasks = sampler.sample_tasks(num_tasks, seed=draw_number(purpose, 0))
         tasks = tasks if choose is None else choose(tasks)
         return await Rollouts(sampler, learner, thread).adapt(tasks, plan, Clock())
@@ -182,7 +183,7 @@ def policy_and_config(
     """
     if isinstance(run, MLPPolicy):
         if config is None:
-            message = "evaluate() was given a policy without a config; pass what it was trained with"
+            message = "a policy was given without a config; pass what it was trained with"
             raise ConfigurationError(message)
         return run, config
     folder = RunFolder(run)

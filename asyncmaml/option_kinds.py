@@ -135,7 +135,7 @@ class Real(Kind):
     @property
     def wanted(self) -> str:  # type: ignore[override]
         """Its range, in a sentence."""
-        start = f"a number above {self.low:g}" if self.above else f"a number of at least {self.low:g}"
+        start = f"a number {'above' if self.above else 'of at least'} {self.low:g}"
         return start if math.isinf(self.high) else f"{start} and at most {self.high:g}"
 
     def accept(self, value: Any) -> float:

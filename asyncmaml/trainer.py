@@ -239,8 +239,9 @@ class _Run:
         phases = [one.phases for one in succeeded]
         report = await self._thread.run(partial(self._learner.update, phases), clock.outer)
         times = clock.seconds()
+        env_steps = sum(one.env_steps for one in adapted)
         row = self._training_columns(iteration, adapted, report)
-        row |= times | {"steps_per_second": sum(one.env_steps for one in adapted) / times["seconds"]}
+        row |= times | {"steps_per_second": env_steps / times["seconds"]}
         row |= await self._evaluation_columns(iteration)
         row["elapsed_seconds"] = time.perf_counter() - self._began
         return row

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asyncmaml.checkpoint import Row
 from asyncmaml.config import TrainConfig, options
 from asyncmaml.plots.gradient_steps import title_of
-from asyncmaml.plots.style import BEFORE, COLORS, legend_above, new_figure
+from asyncmaml.plots.style import BEFORE, COLORS, new_figure
 from asyncmaml.training.estimates import student_quantile
 from asyncmaml.training.run_folder import RunFolder, read_progress
 
@@ -61,19 +61,31 @@ def draw_learning_curves(folders: Sequence[str | Path], path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     groups = grouped([_read(RunFolder(folder)) for folder in folders])
-    environments = {run.config.env_id for runs in groups.values() for run in runs}
-    with new_figure(5.2, 3.2, path) as figure:
+    environments = sorted({title_of(run.config.env_id) for runs in groups.values() for run in runs})
+    is_alone = len(groups) == 1
+    with new_figure(5.0, 3.3, path) as figure:
+        from matplotlib.ticker import MaxNLocator
+
         axes = figure.subplots()
         for color, (name, runs) in zip(_colors(len(groups)), groups.items(), strict=True):
-            _draw_group(axes, name, runs, color, is_alone=len(groups) == 1)
+            _draw_group(axes, name, runs, color, is_alone=is_alone)
+        axes.set_title(f"{', '.join(environments)}; {_band(groups)}", loc="left")
         axes.set_xlabel("iteration")
         axes.set_ylabel("return")
         axes.margins(x=0.01)
-        if len(environments) == 1:
-            axes.text(
-                1, 1.02, title_of(*environments), transform=axes.transAxes, ha="right", va="bottom"
-            )
-        legend_above(axes, columns=3 if len(groups) == 1 else 2)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside lower center",
+            ncols=3 if is_alone else 2, handlelength=1.7, columnspacing=1.4,
+        )  # fmt: skip
+
+
+def _band(groups: Mapping[str, Sequence[Run]]) -> str:
+    """Return what the bands are."""
+    numbers = {len(runs) for runs in groups.values()}
+    if numbers == {1}:
+        return "bands: 95 % interval over tasks"
+    return f"bands: ± 1 s.d. over {' or '.join(map(str, sorted(numbers)))} runs"
 
 
 def _read(folder: RunFolder) -> Run:
@@ -122,25 +134,20 @@ def _draw_group(
     """Draw before (dashed) and after (solid), and the held-out tasks as points."""
     last = min(run.config.num_updates for run in runs)
     before, after = curve(runs, "return", 0), curve(runs, "return", last)
-    band = f"{len(runs)} runs, ± 1 s.d." if len(runs) > 1 else "95 % interval"
-    suffix = f" ({name})" if name else ""
     for line, style, shade, label in (
-        (before, "--", BEFORE if is_alone else color, "before adaptation"),
-        (after, "-", color, f"after {last} step" + ("s" if last > 1 else "")),
+        (before, "--", BEFORE if is_alone else color, "before adaptation" if is_alone else None),
+        (after, "-", color, f"after {last} gradient step" + ("s" if last > 1 else "")),
     ):
-        shown = label if is_alone else (f"{label}{suffix}" if style == "-" else None)
+        shown = label if is_alone or label is None else name
         axes.plot(line.iterations, line.middle, style, color=shade, label=shown)
-        axes.fill_between(line.iterations, line.low, line.high, color=shade, alpha=0.16, linewidth=0)
+        axes.fill_between(line.iterations, line.low, line.high, color=shade, alpha=0.16, lw=0)
     held_out = curve(runs, "evaluation_return", last)
     if held_out.iterations:
         axes.plot(
-            held_out.iterations, held_out.middle, "o", color=color, markersize=4,
-            markeredgecolor="white", markeredgewidth=0.6,
-            label="the same, held-out tasks" if is_alone else None, zorder=4,
+            held_out.iterations, held_out.middle, "o", color=color, markersize=4.5,
+            markeredgecolor="white", markeredgewidth=0.7,
+            label="the same on held-out tasks" if is_alone else None, zorder=4,
         )  # fmt: skip
-    axes.set_title("")
-    if is_alone:
-        axes.plot([], [], " ", label=f"band: {band}")
 
 
 def _colors(number: int) -> list[str]:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncmaml.checkpoint import write_atomically
 from asyncmaml.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which people of every colour vision can tell apart.
@@ -68,7 +67,7 @@ def new_figure(width: float, height: float, path: Path) -> "Iterator[Figure]":
     except ImportError as error:
         message = "pictures need matplotlib; run pip install 'asyncmaml[plot]'"
         raise MissingExtraError(message) from error
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(cast(Any, _SETTINGS)):
         figure = Figure(figsize=(width, height), layout="constrained")
         kinds = FigureCanvasAgg(figure).get_supported_filetypes()
         kind = path.suffix.removeprefix(".").lower()
@@ -76,14 +75,4 @@ def new_figure(width: float, height: float, path: Path) -> "Iterator[Figure]":
             message = f"cannot draw {path}: its ending must be one of {', '.join(sorted(kinds))}"
             raise ConfigurationError(message)
         yield figure
-        write_atomically(
-            path, lambda new: figure.savefig(new, format=kind, dpi=_DOTS_PER_INCH)
-        )
-
-
-def legend_above(axes: "Axes", columns: int) -> None:
-    """Put the legend over the axes, left-aligned, where it covers nothing."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2,
-        handlelength=1.4, columnspacing=1.3,
-    )  # fmt: skip
+        write_atomically(path, lambda new: figure.savefig(new, format=kind, dpi=_DOTS_PER_INCH))

@@ -41,9 +41,10 @@ def draw_trajectories(adapted: Sequence[AdaptedTask], steps: Sequence[int], path
             panel.set_aspect("equal")
             panel.set_xlim(-reach, reach)
             panel.set_ylim(-reach, reach)
-            before, after = one.returns[steps[0]], one.returns[steps[-1]]
-            panel.set_title(f"return {_minus(before)} → {_minus(after)}", fontsize=8.5)
+            returns = " \N{RIGHTWARDS ARROW} ".join(_minus(one.returns[step]) for step in steps)
+            panel.set_title(f"return {returns}", fontsize=8.5)
             panel.set_xlabel("x")
+            panel.tick_params(left=panel is panels[0])
         panels[0].set_ylabel("y")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(
@@ -76,9 +77,12 @@ def _paths(episodes: BatchEpisodes) -> list[NDArray[Any]]:
 
 def _reach(paths: Sequence[Sequence[Sequence[NDArray[Any]]]], goals: Sequence[Any]) -> float:
     """Return how far the axes go: to all goals, and to most of what is walked."""
-    walked = np.concatenate([np.abs(path).max(axis=1) for task in paths for step in task for path in step])
+    walked = [np.abs(walk).max(axis=1) for task in paths for step in task for walk in step]
     farthest_goal = max(float(np.abs(goal).max()) for goal in goals)
-    return math.ceil(max(1.2 * farthest_goal, float(np.quantile(walked, 0.98))) * 10) / 10
+    return (
+        math.ceil(max(1.2 * farthest_goal, float(np.quantile(np.concatenate(walked), 0.98))) * 10)
+        / 10
+    )
 
 
 def _draw_paths(panel: "Axes", paths: Sequence[NDArray[Any]], step: int, label: str) -> None:
@@ -96,7 +100,9 @@ def _draw_paths(panel: "Axes", paths: Sequence[NDArray[Any]], step: int, label: 
 
 
 def _draw_ends(panel: "Axes", goal: Any) -> None:
-    panel.plot(0, 0, "o", color="white", markeredgecolor=INK, markersize=5, label="start", zorder=10)
+    panel.plot(
+        0, 0, "o", color="white", markeredgecolor=INK, markersize=5, label="start", zorder=10
+    )
     panel.plot(
         *goal, "*", color="#D55E00", markeredgecolor="white", markersize=11,
         markeredgewidth=0.7, label="goal", zorder=11,

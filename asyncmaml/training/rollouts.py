@@ -70,9 +70,7 @@ class AdaptedTask:
 class Rollouts:
     """Samples through one sampler and adapts in the learner's thread; both overlap."""
 
-    def __init__(
-        self, sampler: AsyncSampler, learner: MetaLearner, thread: LearnerThread
-    ) -> None:
+    def __init__(self, sampler: AsyncSampler, learner: MetaLearner, thread: LearnerThread) -> None:
         self._sampler = sampler
         self._learner = learner
         self._thread = thread
@@ -108,9 +106,7 @@ class Rollouts:
             adapted.error = error
         return adapted
 
-    async def _roll_out(
-        self, index: int, adapted: AdaptedTask, plan: Plan, clock: Clock
-    ) -> None:
+    async def _roll_out(self, index: int, adapted: AdaptedTask, plan: Plan, clock: Clock) -> None:
         params: dict[str, Tensor] | None = None
         for update in range(plan.num_updates + 1):
             with noted(clock.sampling):
