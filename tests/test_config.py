@@ -157,7 +157,7 @@ def test_navigation_is_set_up_as_in_the_paper() -> None:
 
 
 def test_preset_that_does_not_exist_is_told_with_those_that_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"'navigation' \(did you .*'navigation-2d'.*bandi"):
+    with pytest.raises(ConfigurationError, match=r"'navigation' \(did you .*'navigation-2d'"):
         TrainConfig.preset("navigation")
 
 
