@@ -139,7 +139,8 @@ def plain_inner_loss(policy: MLPPolicy, params: Params, phase: Phase, objective:
                 total = total + product * (ratio - 1) * advantage
                 product = product * ratio
             count += 1
-    return -total / count
+    assert isinstance(total, Tensor)
+    return -(total / count)
 
 
 def plain_adapted(

@@ -11,7 +11,7 @@ tensors; who samples the episodes, and when, it does not know. An iteration with
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,6 +28,7 @@ from asyncmaml.learning.objectives import find_objective, likelihood_ratio
 from asyncmaml.learning.phases import Phase, make_phase, masked_mean
 
 NOT_APPLICABLE = float("nan")
+NO_GRADIENT = "the gradient is 0: no advantage tells one action from another"
 RATIO_TOLERANCE = 1e-4  # mean over a task's steps; float32 alone stays below 1e-5
 LARGEST_RATIO_ERROR = 1e-2  # of a single step
 
@@ -256,7 +257,7 @@ class MetaLearner(ABC):
             parameter.copy_(params[name])
 
 
-def all_finite(tensors: "Any") -> bool:
+def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number of every tensor is finite."""
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 

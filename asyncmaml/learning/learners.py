@@ -7,9 +7,13 @@ from torch import nn
 from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.learner import MetaLearner
 from asyncmaml.learning.maml_trpo import MAMLTRPO
+from asyncmaml.learning.promp import ProMP
+from asyncmaml.learning.reptile import Reptile
 
 LEARNERS: dict[str, type[MetaLearner]] = {
     "maml-trpo": MAMLTRPO,
+    "promp": ProMP,
+    "reptile": Reptile,
 }
 
 

@@ -25,9 +25,9 @@ from asyncmaml.learning.conjugate_gradient import Solution, conjugate_gradient
 from asyncmaml.learning.curvature import fisher_of
 from asyncmaml.learning.distributions import detached, mean_kl
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, ParameterLayout, TaskGroup
-from asyncmaml.learning.learner import MetaLearner, UpdateReport, check_number
+from asyncmaml.learning.learner import NO_GRADIENT, MetaLearner, UpdateReport, check_number
 from asyncmaml.learning.mlp import Params
-from asyncmaml.learning.objectives import likelihood_ratio
+from asyncmaml.learning.objectives import likelihood_ratio_loss
 from asyncmaml.learning.phases import Phase, masked_mean
 from asyncmaml.learning.products import CurvatureProduct, Tensors, leaves_of
 
@@ -124,7 +124,7 @@ class MAMLTRPO(MetaLearner):
             skipped_tasks=skipped,
         )
         if report.gradient_norm == 0:
-            return replace(report, reason="the gradient is 0: no advantage tells actions apart")
+            return replace(report, reason=NO_GRADIENT)
         if not point.gradient.isfinite().all():
             return replace(report, reason="the gradient is not finite")
         step, reason = self._full_step(point)
@@ -167,15 +167,12 @@ class MAMLTRPO(MetaLearner):
             old.append(detached(distribution))
             is_last = index == self.num_updates
             if is_last or self.exploration:
-                one = (
-                    surrogate(distribution, phase)
-                    if is_last
-                    else (self._exploration(distribution, phase, credit))
-                )
-                loss += float(one.detach().sum())
-                gradient = torch.autograd.grad(
-                    one.sum(), list(leaves.values()), materialize_grads=True
-                )
+                if is_last:
+                    one = likelihood_ratio_loss(distribution, phase)
+                else:
+                    one = self._exploration_loss(distribution, phase, credit)
+                loss += float(one.detach())
+                gradient = torch.autograd.grad(one, list(leaves.values()), materialize_grads=True)
                 direct.append(gradient)
         gradient = chain.pull(gradient, direct[:-1])
         fisher = fisher_of(self.policy, chain.points[-1], group.phases[-1])
@@ -266,24 +263,19 @@ class MAMLTRPO(MetaLearner):
         """Sums over the group's tasks, shape `(3,)`."""
         phases = part.group.phases
         pre, post = (self._distribution(phases[k], points[k]) for k in (0, -1))
-        loss = surrogate(post, phases[-1]).sum()
+        loss = likelihood_ratio_loss(post, phases[-1])
         if self.exploration:
             for phase, params in zip(phases[:-1], points, strict=False):
                 distribution = self._distribution(phase, params)
-                loss = loss + self._exploration(distribution, phase, part.credit).sum()
+                loss = loss + self._exploration_loss(distribution, phase, part.credit)
         kl = mean_kl(part.old_post, post, phases[-1].mask).sum()
         pre_kl = mean_kl(part.old_pre, pre, phases[0].mask).sum()
         return torch.stack([loss, kl, pre_kl]).double().cpu()
 
-    def _exploration(self, distribution: Distribution, phase: Phase, credit: Tensor) -> Tensor:
-        """E-MAML's term of each task: credit for the return after adaptation."""
+    def _exploration_loss(self, distribution: Distribution, phase: Phase, credit: Tensor) -> Tensor:
+        """E-MAML's term, summed over tasks: credit for the return after adaptation."""
         log_probs = masked_mean(distribution.log_prob(phase.actions), phase.mask)
-        return -self.exploration * credit * log_probs
-
-
-def surrogate(distribution: Distribution, phase: Phase) -> Tensor:
-    """Return -<A pi / pi_old> of each task, `()` or `(M,)`."""
-    return -masked_mean(likelihood_ratio(distribution, phase) * phase.advantages, phase.mask)
+        return -self.exploration * (credit * log_probs).sum()
 
 
 @dataclass(frozen=True)
