@@ -142,6 +142,10 @@ class Actor:
         size = most + -most % self._block
         origin = next(iter(sets)).origin
         assert isinstance(origin, nn.Module)
+        # To compare once is not enough where it may be the same by chance, as for tiny layers.
+        stacks_exactly = getattr(origin, "stacks_exactly", None)
+        if self._is_on_cpu and stacks_exactly is not None and not stacks_exactly(size):
+            return False
         verdicts = self._verdicts.setdefault(origin, {})
         shape = len(sets), size
         if not verdicts.get(shape, True):
