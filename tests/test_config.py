@@ -126,7 +126,9 @@ def test_configuration_cannot_be_changed_from_outside() -> None:
 def test_option_of_another_learner_is_refused_and_not_passed_over() -> None:
     with pytest.raises(ConfigurationError, match=r"max_kl is 0\.02, which the learner promp does"):
         TrainConfig(learner="promp", max_kl=0.02)
-    assert TrainConfig(learner="promp", clip=0.2).clip == 0.2
+    assert TrainConfig(learner="promp", clip=0.2, first_order=True).clip == 0.2
+    with pytest.raises(ConfigurationError, match="train with maml-trpo or promp"):
+        TrainConfig(learner="reptile", first_order=True)
 
 
 def test_replace_checks_what_it_is_given() -> None:
@@ -153,7 +155,7 @@ def test_navigation_is_set_up_as_in_the_paper() -> None:
     assert (made.hidden_sizes, made.nonlinearity, made.init_std) == ((100, 100), "relu", 1.0)
     assert (made.gamma, made.gae_lambda, made.step_sizes) == (0.99, 1.0, (0.5,))
     assert (made.tasks_per_iteration, made.episodes_per_task) == (20, 20)
-    assert (made.max_episode_steps, made.max_kl, made.objective) == (100, 0.01, "log_likelihood")
+    assert (made.max_episode_steps, made.max_kl, made.objective) == (100, 0.01, None)
 
 
 def test_preset_that_does_not_exist_is_told_with_those_that_do() -> None:

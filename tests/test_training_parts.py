@@ -1,9 +1,11 @@
 """What training is made of: numbers of draws, spans of time, estimates, the learner's thread."""
 
 import asyncio
+import itertools
 import math
 import random
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -48,7 +50,7 @@ def covered(of: list[Span]) -> set[int]:
 def test_seconds_of_spans_are_those_that_any_of_them_covers(of: list[Span]) -> None:
     assert seconds_of(of) == len(covered(of))
     apart = union(of)
-    assert all(first[1] < second[0] for first, second in zip(apart, apart[1:], strict=False))
+    assert all(first[1] < second[0] for first, second in itertools.pairwise(apart))
 
 
 @given(spans, spans)
@@ -97,7 +99,7 @@ def test_estimate_of_three_values_matches_hand_calculation() -> None:
     # mean 2, sd 1, standard error 1/sqrt(3) = 0.5774; times 4.303
     one = estimate([1.0, 2.0, 3.0])
     assert (one.mean, one.sd) == (2.0, 1.0)
-    assert (one.low, one.high) == (pytest.approx(-0.484, abs=1e-3), pytest.approx(4.484, abs=1e-3))
+    assert [one.low, one.high] == pytest.approx([-0.484, 4.484], abs=1e-3)
 
 
 def test_one_value_tells_no_spread() -> None:
@@ -128,7 +130,7 @@ async def test_work_runs_in_order_in_one_thread_that_is_not_the_callers() -> Non
             return threading.get_ident()
 
         threads = await asyncio.gather(
-            *(thread.run(lambda number=number: work(number), spans) for number in range(5))
+            *(thread.run(partial(work, number), spans) for number in range(5))
         )
     assert done == [0, 1, 2, 3, 4]
     assert len(set(threads)) == 1
@@ -139,7 +141,7 @@ async def test_work_runs_in_order_in_one_thread_that_is_not_the_callers() -> Non
 async def test_error_of_the_work_reaches_who_awaits_it() -> None:
     async with LearnerThread() as thread:
         with pytest.raises(KeyError):
-            await thread.run(lambda: {}[0], [])
+            await thread.run({}.popitem, [])
         assert await thread.run(lambda: 3, []) == 3
 
 
