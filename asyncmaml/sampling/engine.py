@@ -8,7 +8,6 @@ the caller's loop.
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from asyncmaml.sampling.links import layout_of
 from asyncmaml.sampling.pool import PoolSettings, WorkerPool, made_here
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.trace import Trace
 from asyncmaml.sampling.transitions import TransitionLog
 
 _JOIN_SECONDS = 5.0
@@ -50,16 +50,22 @@ class Engine:
         settings: Of the workers.
         device: Where the forward runs.
         clip_actions: Whether Box actions are clipped on their way to the environment.
+        trace: Takes what happens when, and is closed at the end.
     """
 
     def __init__(
-        self, maker: EnvMaker, settings: PoolSettings, device: torch.device, clip_actions: bool
+        self,
+        maker: EnvMaker,
+        settings: PoolSettings,
+        device: torch.device,
+        clip_actions: bool,
+        trace: Trace | None,
     ) -> None:
         self._maker = maker
         self._settings = settings
         self._device = device
         self._clip_actions = clip_actions
-        self._pool: WorkerPool | None = None
+        self._trace = trace
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -111,14 +117,8 @@ class Engine:
 
     def statistics(self) -> Statistics:
         """Return a copy of the counts and times so far."""
-        coordinator, pool = self._coordinator, self._pool
-        if coordinator is None or pool is None:
-            return Statistics()
-        return dataclasses.replace(
-            coordinator.statistics,
-            environment_seconds=coordinator.environment_seconds(),
-            restarts=pool.num_restarts,
-        )
+        coordinator = self._coordinator
+        return Statistics() if coordinator is None else coordinator.statistics()
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return workers, busy rows, idle rows and requests in flight."""
@@ -145,6 +145,8 @@ class Engine:
             if not self.opened.done():
                 self.opened.set_exception(error)
         finally:
+            if self._trace is not None:
+                self._trace.close()
             self.closed.set_result(None)
 
     async def _main(self, row_block: int) -> None:
@@ -163,7 +165,6 @@ class Engine:
             if not opening.done():
                 opening.cancel()
             self._coordinator, opened = await opening
-            self._pool = pool
             self.opened.set_result(opened)
             await stopping
         except asyncio.CancelledError:
@@ -208,7 +209,8 @@ class Engine:
             Actor(ready.action_space, num_rows, self._device, row_block),
             to_environment(ready.action_space, self._clip_actions),
             TransitionLog(num_rows, layout.observation, layout.action),
-            Statistics(),
+            self._settings.max_restarts,
+            self._trace,
         )
         pool.serve(coordinator)
         opened = Opened(

@@ -16,6 +16,7 @@ from typing import Self
 from torch import Tensor
 
 from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import EpisodeError
 from asyncmaml.sampling.engine import Engine
 from asyncmaml.sampling.requests import Deliver, Request
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
@@ -39,6 +40,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         batch_size: Episodes after which the stream ends; None: it goes on for ever.
         ordered: In the order of the batch ids, and not of completion.
         look_ahead: Episodes that may be under way or in and not yet taken.
+        skips_failed: Go on without an episode that has failed.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         batch_size: int | None,
         ordered: bool,
         look_ahead: int,
+        skips_failed: bool,
     ) -> None:
         self._engine = engine
         self._make_request = make_request
@@ -60,10 +63,13 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         self._batch_size = batch_size
         self._ordered = ordered
         self._look_ahead = look_ahead
+        self._skips_failed = skips_failed
         self._under_way: dict[int, Request] = {}
         self._versions: dict[int, int] = {}
         self._arrived: dict[int, BatchEpisodes | BaseException] = {}
         self._order: deque[int] = deque()
+        self.num_dropped = 0
+        """Episodes that failed and were left out."""
         self._num_begun = 0
         self._next_id = 0  # to be taken next, where that is ordered
         self._news = asyncio.Event()
@@ -91,6 +97,9 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         while not self._is_closed:
             self._begin()
             taken = self._take()
+            if isinstance(taken, EpisodeError) and self._skips_failed:
+                self.num_dropped += 1
+                continue
             if isinstance(taken, BaseException):
                 await self.aclose()
                 raise taken
