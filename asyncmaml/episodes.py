@@ -6,6 +6,7 @@ rule: what was handed out never changes.
 """
 
 import copy
+import functools
 import os
 from collections.abc import Sequence
 from typing import Self
@@ -189,6 +190,7 @@ class BatchEpisodes(PaddedEpisodes):
         return episodes
 
 
+@functools.cache
 def _resolve(device: torch.device | str) -> torch.device:
     """The device with its number, so that "cuda" equals "cuda:0"."""
     return torch.empty(0, device=device).device

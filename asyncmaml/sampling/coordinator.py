@@ -9,13 +9,14 @@ is whole between any two calls.
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import AsyncMAMLError, EpisodeError
 from asyncmaml.sampling.actor import Acting, ActionWriter, Actor
 from asyncmaml.sampling.dealing import Dealer
@@ -72,6 +73,9 @@ class Coordinator:
         """Requests of each policy."""
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
+        self._is_in_tick = False
+        self._results: deque[tuple[Request, BatchEpisodes | BaseException]] = deque()
+        """What is to be delivered when the tick is over."""
         num_workers = 1 + max(lane.worker for lane in lanes)
         self._under_way = [0] * num_workers
         """Lanes of each worker that have yet to reply."""
@@ -91,7 +95,7 @@ class Coordinator:
     def submit(self, request: Request) -> None:
         """Take up a request; its result is delivered when its last episode is in."""
         if self._broken is not None:
-            request.deliver(self._broken)
+            self._deliver(request, self._broken)
             return
         request.slot = self._free_slots.pop() if self._free_slots else len(self._requests)
         request.statistics = self.statistics()
@@ -109,7 +113,7 @@ class Coordinator:
         """Drop a request and deliver an error in place of its result."""
         if self._requests.get(request.slot) is request:
             self._remove(request)
-            request.deliver(error)
+            self._deliver(request, error)
             # Where its policy failed, its rows are free and no reply of theirs is on its way.
             self._request_tick()
 
@@ -126,13 +130,26 @@ class Coordinator:
         result = request.finished(self.statistics())
         self._remove(request)
         self.counted.requests += 1
-        request.deliver(result)
+        self._deliver(request, result)
+
+    def _deliver(self, request: Request, result: BatchEpisodes | BaseException) -> None:
+        # After the tick: who awaits it wakes up and wants the interpreter, and the workers
+        # should have their orders by then.
+        self._results.append((request, result))
+        if not self._is_in_tick:
+            self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        while self._results:
+            request, result = self._results.popleft()
+            request.deliver(result)
 
     def _remove(self, request: Request) -> None:
         request.is_done = True
         del self._requests[request.slot]
         self._dealer.remove(request)
-        self._log.forget(request)
+        if request.may_have_rows:
+            self._log.forget(request)
         self._free_slots.append(request.slot)
         self._users[request.policy] -= 1
         if not self._users[request.policy]:
@@ -238,6 +255,14 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._tick_is_due = False
+        self._is_in_tick = True
+        try:
+            self._work()
+        finally:
+            self._is_in_tick = False
+            self._deliver_all()
+
+    def _work(self) -> None:
         began = time.perf_counter()
         replies, self._replies = self._replies, []
         for lane, failures in replies:

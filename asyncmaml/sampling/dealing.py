@@ -39,9 +39,10 @@ class Dealer:
 
     def remove(self, request: Request) -> None:
         """Drop a request: its rows become idle with their next step."""
-        self._queue.remove(request)
-        for lane in self._lanes:
-            lane.disown(request.slot)
+        if request.may_have_rows:
+            self._queue.remove(request)
+            for lane in self._lanes:
+                lane.disown(request.slot)
         if request.task is not None:
             self._task_numbers.release(request.task, self._lanes)
 

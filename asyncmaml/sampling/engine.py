@@ -22,6 +22,7 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import layout_of
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.pool import PoolSettings, WorkerPool, made_here
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.statistics import Statistics
@@ -68,6 +69,7 @@ class Engine:
         self._trace = trace
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailbox: Mailbox | None = None
         self._stop: asyncio.Event | None = None
         self._is_stopping = False
         self.task_env: gymnasium.Env[Any, Any] | None = None
@@ -112,7 +114,8 @@ class Engine:
         with self._lock:
             if self._loop is None or self._is_stopping:
                 return False
-            self._loop.call_soon_threadsafe(function, *args)
+            assert self._mailbox is not None
+            self._mailbox.post(function, *args)
             return True
 
     def statistics(self) -> Statistics:
@@ -153,6 +156,7 @@ class Engine:
         stop = asyncio.Event()
         with self._lock:
             self._loop = asyncio.get_running_loop()
+            self._mailbox = Mailbox(self._loop)
             self._stop = stop
             if self._is_stopping:
                 stop.set()

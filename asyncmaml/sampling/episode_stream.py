@@ -18,6 +18,7 @@ from torch import Tensor
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import EpisodeError
 from asyncmaml.sampling.engine import Engine
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.requests import Deliver, Request
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 
@@ -34,6 +35,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
     Args:
         engine: Where the requests go.
+        mailbox: Of the caller's loop.
         make_request: See `RequestMaker`.
         take_snapshot: Copies a policy's parameters.
         snapshot: The policy and its parameters; `update` changes these.
@@ -46,6 +48,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
     def __init__(
         self,
         engine: Engine,
+        mailbox: Mailbox,
         make_request: RequestMaker,
         take_snapshot: SnapshotMaker,
         snapshot: PolicySnapshot,
@@ -56,6 +59,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         skips_failed: bool,
     ) -> None:
         self._engine = engine
+        self._mailbox = mailbox
         self._make_request = make_request
         self._take_snapshot = take_snapshot
         self._snapshot = snapshot
@@ -143,7 +147,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
     def _receiver(self, batch_id: int) -> Deliver:
         # Weak: a stream that is left must not be kept by the requests that it has begun.
-        stream, loop = weakref.ref(self), asyncio.get_running_loop()
+        stream, mailbox = weakref.ref(self), self._mailbox
 
         def receive(result: BatchEpisodes | BaseException) -> None:
             receiver = stream()
@@ -156,7 +160,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
         def deliver(result: BatchEpisodes | BaseException) -> None:
             with suppress(RuntimeError):  # the caller's loop has ended
-                loop.call_soon_threadsafe(receive, result)
+                mailbox.post(receive, result)
 
         return deliver
 

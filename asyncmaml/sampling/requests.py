@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import ConfigurationError, EpisodeError
 from asyncmaml.sampling.actions import ActionPlan
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.statistics import SamplingRecord, Statistics
 from asyncmaml.sampling.streams import EpisodeStreams
@@ -54,9 +55,13 @@ class Task:
         return cls(payload, pickle.loads(payload))
 
 
-def deliver_to(future: "asyncio.Future[BatchEpisodes]") -> Deliver:
-    """Return what sets the result of a caller's future from the sampler thread."""
-    loop = future.get_loop()
+def deliver_to(future: "asyncio.Future[BatchEpisodes]", mailbox: Mailbox) -> Deliver:
+    """Return what sets the result of a caller's future from the sampler thread.
+
+    Args:
+        future: The caller's.
+        mailbox: Of the caller's loop.
+    """
 
     def set_result(result: BatchEpisodes | BaseException) -> None:
         if future.done():
@@ -69,7 +74,7 @@ def deliver_to(future: "asyncio.Future[BatchEpisodes]") -> Deliver:
     def deliver(result: BatchEpisodes | BaseException) -> None:
         # A caller whose loop has ended awaits nothing any more.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(set_result, result)
+            mailbox.post(set_result, result)
 
     return deliver
 
@@ -164,6 +169,11 @@ class Request:
         """Whether all episodes that it waits for are in, or have failed."""
         num_settled = self._num_ended + len(self.failures)
         return self._num_ended >= self.terms.first or num_settled == self.terms.batch_size
+
+    @property
+    def may_have_rows(self) -> bool:
+        """Whether an episode of it may be queued or under way."""
+        return self._num_ended < self.terms.batch_size
 
     def take(self, count: int) -> range:
         """Hand out up to `count` episodes with consecutive batch ids, at least one."""

@@ -27,6 +27,7 @@ from asyncmaml.sampling.arguments import (
 )
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.pool import PoolSettings
 from asyncmaml.sampling.requests import Deliver, OnError, Request, Task, Terms, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
@@ -145,6 +146,7 @@ class AsyncSampler:
             message = f"{self!r} was started before; open a new AsyncSampler to go on"
             raise SamplerStateError(message)
         self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._loop)
         if self._trace_path is not None:
             self._trace = Trace(self._trace_path)
         engine = Engine(self._maker, self._settings, self._device, self._clip_actions, self._trace)
@@ -249,7 +251,7 @@ class AsyncSampler:
         snapshot, streams, task = self._begin(policy, params, task, seed)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BatchEpisodes] = loop.create_future()
-        request = Request(snapshot, streams, task, terms, deliver_to(future))
+        request = Request(snapshot, streams, task, terms, deliver_to(future, self._mailbox))
         engine.submit(request)
         try:
             return await future
@@ -307,6 +309,7 @@ class AsyncSampler:
 
         return EpisodeStream(
             engine,
+            self._mailbox,
             make_request,
             self._snapshots.of,
             snapshot,
