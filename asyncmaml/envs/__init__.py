@@ -1,7 +1,8 @@
 """The environments of this package; importing it registers them with Gymnasium.
 
 Runs in worker processes, so there is numpy and Gymnasium here and no torch. Entry points are
-strings: an environment's own module is imported when the environment is first made.
+strings: an environment's own module is imported when the environment is first made, and MuJoCo
+with it, so that the ids are there without MuJoCo.
 """
 
 import gymnasium
@@ -13,6 +14,11 @@ def _register_once(env_id: str, entry_point: str, **settings: object) -> None:
         gymnasium.register(env_id, entry_point, **settings)  # type: ignore[arg-type]
 
 
+_register_once(
+    "asyncmaml/Bandit-v0",
+    "asyncmaml.envs.bandit:BanditEnv",
+    vector_entry_point="asyncmaml.envs.bandit:BanditVectorEnv",
+)
 _register_once(
     "asyncmaml/Navigation2D-v0",
     "asyncmaml.envs.navigation:Navigation2DEnv",
