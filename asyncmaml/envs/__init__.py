@@ -20,6 +20,12 @@ _register_once(
     vector_entry_point="asyncmaml.envs.bandit:BanditVectorEnv",
 )
 _register_once(
+    "asyncmaml/TabularMDP-v0",
+    "asyncmaml.envs.tabular_mdp:TabularMDPEnv",
+    vector_entry_point="asyncmaml.envs.tabular_mdp:TabularMDPVectorEnv",
+    max_episode_steps=10,
+)
+_register_once(
     "asyncmaml/Navigation2D-v0",
     "asyncmaml.envs.navigation:Navigation2DEnv",
     vector_entry_point="asyncmaml.envs.navigation:Navigation2DVectorEnv",
