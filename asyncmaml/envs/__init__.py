@@ -31,3 +31,15 @@ _register_once(
     vector_entry_point="asyncmaml.envs.navigation:Navigation2DVectorEnv",
     max_episode_steps=100,
 )
+for _name, _module in (
+    ("HalfCheetahDir", "half_cheetah"),
+    ("HalfCheetahVel", "half_cheetah"),
+    ("AntDir", "ant"),
+    ("AntVel", "ant"),
+    ("AntGoal", "ant"),
+):
+    _register_once(
+        f"asyncmaml/{_name}-v0",
+        f"asyncmaml.envs.{_module}:{_name}Env",
+        max_episode_steps=200,
+    )
