@@ -62,10 +62,16 @@ class BanditFamily:
         """Draw tasks: every arm's mean uniform in [0, 1)."""
         return [{"mean": mean} for mean in generator.uniform(size=(num_tasks, self.k))]
 
-    def means_of(self, task: Mapping[str, ArrayLike] | None) -> FloatArray:
-        """Return the task's mean of each arm, a copy of shape `(k,)`; None: 0.5 each."""
-        if task is None:
-            return np.full(self.k, 0.5)
+    def first_means(self, task: Mapping[str, ArrayLike] | None) -> FloatArray:
+        """Return the means of a constructor's task; None: 0.5 for each arm."""
+        return np.full(self.k, 0.5) if task is None else self.means_of(task)
+
+    def means_of(self, task: Mapping[str, ArrayLike]) -> FloatArray:
+        """Return the task's mean of each arm, a copy of shape `(k,)`.
+
+        Raises:
+            ConfigurationError: The task has not a mean for each arm.
+        """
         try:
             means = np.array(task["mean"], np.float64)
         except (TypeError, KeyError, ValueError, IndexError):
@@ -150,7 +156,7 @@ class BanditEnv(gymnasium.Env[Observation, np.int64]):
         self._family = BanditFamily(k, distribution, std)
         self.observation_space, self.action_space = self._family.spaces()
         self._streams = RowStreams(1)
-        self._means = self._family.means_of(task).reshape(1, -1)
+        self._means = self._family.first_means(task).reshape(1, -1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -175,7 +181,7 @@ class BanditEnv(gymnasium.Env[Observation, np.int64]):
         Raises:
             ConfigurationError: The task has not a mean for each arm.
         """
-        self._means = self._family.means_of(_given(task)).reshape(1, -1)
+        self._means = self._family.means_of(task).reshape(1, -1)
 
 
 class BanditVectorEnv(RowVectorEnv):
@@ -195,7 +201,7 @@ class BanditVectorEnv(RowVectorEnv):
     ) -> None:
         self._family = BanditFamily(k, distribution, std)
         super().__init__(num_envs, *self._family.spaces(), max_episode_steps)
-        self._initial_means = self._family.means_of(task)
+        self._initial_means = self._family.first_means(task)
         self._means = np.tile(self._initial_means, (num_envs, 1))
         self._streams = RowStreams(num_envs)
         self._is_running = np.zeros(num_envs, np.bool_)
@@ -232,13 +238,8 @@ class BanditVectorEnv(RowVectorEnv):
         Raises:
             ConfigurationError: The task has not a mean for each arm.
         """
-        self._means[slice(None) if mask is None else mask] = self._family.means_of(_given(task))
+        self._means[slice(None) if mask is None else mask] = self._family.means_of(task)
 
     def restore_task(self, mask: NDArray[np.bool_]) -> None:
         """Give the masked rows the task that they had at first."""
         self._means[mask] = self._initial_means
-
-
-def _given(task: Mapping[str, ArrayLike] | None) -> Mapping[str, ArrayLike]:
-    """Return a task that was given; None is the constructor's default alone."""
-    return {} if task is None else task

@@ -66,18 +66,24 @@ class MDPFamily:
             for probabilities, means in zip(transitions, rewards, strict=True)
         ]
 
-    def tables_of(self, task: Mapping[str, ArrayLike] | None) -> tuple[FloatArray, FloatArray]:
-        """Return the task's cumulative transition probabilities and its mean rewards.
+    def first_tables(self, task: Mapping[str, ArrayLike] | None) -> tuple[FloatArray, FloatArray]:
+        """Return the tables of a constructor's task; None: all states equally likely, means 0."""
+        if task is not None:
+            return self.tables_of(task)
+        shape = (self.num_states, self.num_actions)
+        equal = np.full((*shape, self.num_states), 1.0 / self.num_states)
+        return _cumulative(equal), np.zeros(shape)
 
-        None: every next state is as likely as the others, and every mean is 0.
+    def tables_of(self, task: Mapping[str, ArrayLike]) -> tuple[FloatArray, FloatArray]:
+        """Return the task's cumulative transition probabilities and its mean rewards.
 
         Returns:
             Shapes `(S, A, S)`, the last of each line 1, and `(S, A)`; the caller's own.
+
+        Raises:
+            ConfigurationError: A table is missing, of the wrong shape, or no probabilities.
         """
         shape = (self.num_states, self.num_actions)
-        if task is None:
-            equal = np.full((*shape, self.num_states), 1.0 / self.num_states)
-            return _cumulative(equal), np.zeros(shape)
         transitions: FloatArray = np.zeros(0)
         rewards: FloatArray = np.zeros(0)
         with suppress(TypeError, KeyError, ValueError, IndexError):
@@ -178,11 +184,10 @@ class TabularMDPEnv(gymnasium.Env[Observation, np.int64]):
         self.observation_space, self.action_space = self._family.spaces()
         self._streams = RowStreams(1)
         self._state = np.zeros(1, np.int64)
-        self._set_tables(task)
+        self._set_tables(self._family.first_tables(task))
 
-    def _set_tables(self, task: Mapping[str, ArrayLike] | None) -> None:
-        cumulative, rewards = self._family.tables_of(task)
-        self._tables = cumulative[None], rewards[None]
+    def _set_tables(self, tables: tuple[FloatArray, FloatArray]) -> None:
+        self._tables = tables[0][None], tables[1][None]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -211,7 +216,7 @@ class TabularMDPEnv(gymnasium.Env[Observation, np.int64]):
             ConfigurationError: The task's tables are missing, of the wrong shape, or no
                 probabilities.
         """
-        self._set_tables({} if task is None else task)
+        self._set_tables(self._family.tables_of(task))
 
 
 class TabularMDPVectorEnv(RowVectorEnv):
@@ -228,7 +233,7 @@ class TabularMDPVectorEnv(RowVectorEnv):
     ) -> None:
         self._family = MDPFamily(num_states, num_actions, reward_std)
         super().__init__(num_envs, *self._family.spaces(), max_episode_steps)
-        self._initial_tables = self._family.tables_of(task)
+        self._initial_tables = self._family.first_tables(task)
         cumulative, rewards = self._initial_tables
         self._tables = np.stack([cumulative] * num_envs), np.stack([rewards] * num_envs)
         self._streams = RowStreams(num_envs)
@@ -276,7 +281,7 @@ class TabularMDPVectorEnv(RowVectorEnv):
             ConfigurationError: The task's tables are missing, of the wrong shape, or no
                 probabilities.
         """
-        self._put(self._family.tables_of({} if task is None else task), mask)
+        self._put(self._family.tables_of(task), mask)
 
     def restore_task(self, mask: NDArray[np.bool_]) -> None:
         """Give the masked rows the task that they had at first."""
