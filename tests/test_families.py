@@ -453,6 +453,7 @@ print(os.listdir())
     assert run_script(tmp_path / "script.py", script) == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="no EGL to render without one")
 def test_mujoco_families_are_rendered_to_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
