@@ -396,6 +396,14 @@ def test_gymnasium_finds_nothing_wrong(env_id: str) -> None:
     check_env(env_of(env_id).unwrapped, skip_render_check=True)
 
 
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_gymnasium_makes_and_steps_it_without_a_warning(env_id: str) -> None:
+    env = gymnasium.make(env_id)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    env.close()
+
+
 @pytest.mark.parametrize("env_id", MUJOCO)
 def test_mujoco_families_can_be_rendered(env_id: str) -> None:
     env = env_of(env_id)

@@ -18,6 +18,7 @@ _register_once(
     "asyncmaml/Bandit-v0",
     "asyncmaml.envs.bandit:BanditEnv",
     vector_entry_point="asyncmaml.envs.bandit:BanditVectorEnv",
+    disable_env_checker=True,  # it warns of an observation space with one point, at every make
 )
 _register_once(
     "asyncmaml/TabularMDP-v0",
