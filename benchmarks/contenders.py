@@ -141,15 +141,13 @@ class AsyncContender(Contender):
             reading = meter.read()
             for feeder in feeders:
                 feeder.cancel()
-        ticks = after.ticks - before.ticks
-        transitions = after.transitions - before.transitions
-        busy = sum(
-            getattr(after, name) - getattr(before, name)
-            for name in ("gather_seconds", "forward_seconds", "scatter_seconds")
-        )
-        forward = after.forward_seconds - before.forward_seconds
+        passed = after - before
         return Measurement(
-            transitions, reading, transitions / ticks, busy / ticks * 1e6, forward / ticks * 1e6
+            passed.transitions,
+            reading,
+            passed.rows_per_tick,
+            passed.thread_seconds / passed.ticks * 1e6,
+            passed.forward_seconds / passed.ticks * 1e6,
         )
 
     async def _feed(self) -> None:

@@ -75,7 +75,6 @@ class WorkerPool:
         self._watch: asyncio.TimerHandle | None = None
         self._num_processes = 0
         self._is_closing = False
-        self.num_restarts = 0
 
     async def open(self) -> Ready:
         """Start all workers at once; return what they say of the environment.
@@ -238,11 +237,12 @@ class WorkerPool:
                 f"worker {worker} {ended} in the middle of an episode, "
                 f"{self._settings.max_restarts + 1} times for this one"
             )
-        coordinator.lose(lanes, error, self._settings.max_restarts)
+        # Before anybody hears of it.
+        coordinator.counted.restarts += not self._is_closing
+        coordinator.lose(lanes, error)
         link.kill()
         self._links.remove(link)
         if not self._is_closing:
-            self.num_restarts += 1
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._replace(worker), name=f"replace-worker-{worker}")
             self._replacements.add(task)

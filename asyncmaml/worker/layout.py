@@ -66,6 +66,8 @@ class Arrays:
     """The first offer that stands, and the end: shape `(2,)`."""
     busy_seconds: NDArray[np.float64]
     """Time spent in environments since the start, shape `(1,)`."""
+    step_times: NDArray[np.float64]
+    """When the last command was begun and done, by `time.perf_counter`, shape `(2,)`."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Layout:
             "offer_task": ((2 * self.num_rows,), long),
             "offers": ((2,), long),
             "busy_seconds": ((1,), np.dtype(np.float64)),
+            "step_times": ((2,), np.dtype(np.float64)),
         }
 
     @property
