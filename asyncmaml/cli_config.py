@@ -8,7 +8,7 @@ from typing import Any
 from asyncmaml.cli_options import keyword
 from asyncmaml.config import LEARNERS, Option, TrainConfig, options
 from asyncmaml.errors import ConfigurationError
-from asyncmaml.option_kinds import Choice, Flag, Keywords, Kind
+from asyncmaml.option_kinds import Choice, Flag, Keywords, Kind, OrNone
 
 _TITLES = {
     "run": "run",
@@ -32,8 +32,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 def _add_flag(group: "argparse._ArgumentGroup", option: Option) -> None:
     flag = "--" + option.name.replace("_", "-")
     names = ""
-    if isinstance(option.kind, Choice) and _metavar(option.kind) == "NAME":
-        names = ": " + ", ".join(option.kind.names)
+    kind = option.kind.one if isinstance(option.kind, OrNone) else option.kind
+    if isinstance(kind, Choice) and _metavar(kind) == "NAME":
+        names = ": " + ", ".join(kind.names)
     text = f"{option.help}{names}; default: {_text(option.default)}"
     if isinstance(option.kind, Keywords):
         group.add_argument(

@@ -21,9 +21,13 @@ OBJECTIVES = ("log_likelihood", "likelihood_ratio", "dice")
 NONLINEARITIES = ("relu", "tanh", "sigmoid", "elu", "gelu", "leaky_relu", "silu", "softplus")
 
 
-def _option(default: Any, group: str, kind: Kind, text: str) -> Any:
-    """Declare a field: its group in the help, its kind, and what it means."""
-    metadata = {"group": group, "kind": kind, "help": text}
+def _option(
+    default: Any, group: str, kind: Kind, text: str, learners: tuple[str, ...] | None = None
+) -> Any:
+    """Declare a field: its group in the help, its kind, what it means, and which learners ask."""
+    if learners is None:
+        learners = LEARNERS if group == "learner" else (group,) if group in LEARNERS else ()
+    metadata = {"group": group, "kind": kind, "help": text, "learners": learners}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -72,14 +76,18 @@ class TrainConfig:
         Many(Real(0, above=True), "RATES", "one number above 0 for each update, such as 0.1,0.05"),
         "of the inner updates; as many updates as rates",
     )
-    objective: str = _option(
-        "log_likelihood",
+    objective: str | None = _option(
+        None,
         "learner",
-        Choice(OBJECTIVES),
-        "of the inner updates: that of the paper, LVC or DiCE",
+        OrNone(Choice(OBJECTIVES)),
+        "of the inner updates; none: that of the learner's paper",
     )
     first_order: bool = _option(
-        False, "maml-trpo", Flag(), "leave the second derivatives out (FOMAML)"
+        False,
+        "learner",
+        Flag(),
+        "leave the second derivatives out (FOMAML); not for reptile",
+        ("maml-trpo", "promp"),
     )
     gae_lambda: float = _option(1.0, "learner", Real(0, 1), "of the advantages; 1 is Monte Carlo")
     bootstrap_truncated: bool = _option(
@@ -157,11 +165,12 @@ class TrainConfig:
     def _check_learner(self) -> None:
         """Refuse options that the learner would pass over in silence."""
         for option in options():
-            is_anothers = option.group in LEARNERS and option.group != self.learner
+            is_anothers = option.learners and self.learner not in option.learners
             if is_anothers and getattr(self, option.name) != option.default:
                 message = (
                     f"{option.name} is {getattr(self, option.name)!r}, which the learner "
-                    f"{self.learner} does not know; leave it out, or train with {option.group}"
+                    f"{self.learner} does not know; leave it out, or train with "
+                    + " or ".join(option.learners)
                 )
                 raise ConfigurationError(message)
 
@@ -250,6 +259,8 @@ class Option:
     kind: Kind
     help: str
     default: Any
+    learners: tuple[str, ...]
+    """Which ones take it as an argument; none for what belongs to no learner."""
 
 
 def options() -> Iterator[Option]:
@@ -258,7 +269,7 @@ def options() -> Iterator[Option]:
         has_default = field.default is not dataclasses.MISSING
         default = field.default if has_default else {}
         about = field.metadata
-        yield Option(field.name, about["group"], about["kind"], about["help"], default)
+        yield Option(field.name, default=default, **about)
 
 
 def _known(fields: Mapping[Any, Any], where: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _draw_group(
         axes.plot(
             held_out.iterations, held_out.middle, "o", color=color, markersize=4.5,
             markeredgecolor="white", markeredgewidth=0.7,
-            label="the same on held-out tasks" if is_alone else None, zorder=4,
+            label="held-out tasks" if is_alone else None, zorder=4,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from asyncmaml.training.rollouts import AdaptedTask
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PATHS_PER_STEP = 5
+_PATHS_PER_STEP = 4
 _PANEL_INCHES = 1.95
 
 
@@ -33,12 +33,16 @@ def draw_trajectories(adapted: Sequence[AdaptedTask], steps: Sequence[int], path
     paths = [[_paths(one.episodes[step]) for step in steps] for one in adapted]
     reach = _reach(paths, [one.task["goal"] for one in adapted])
     with new_figure(_PANEL_INCHES * len(adapted) + 0.55, _PANEL_INCHES + 0.75, path) as figure:
+        from matplotlib.ticker import MaxNLocator
+
         panels = figure.subplots(1, len(adapted), sharex=True, sharey=True, squeeze=False)[0]
         for panel, one, of_task in zip(panels, adapted, paths, strict=True):
             for step, walked in zip(steps, of_task, strict=True):
                 _draw_paths(panel, walked, step, label=_label(step))
             _draw_ends(panel, one.task["goal"])
             panel.set_aspect("equal")
+            panel.xaxis.set_major_locator(MaxNLocator(3))
+            panel.yaxis.set_major_locator(MaxNLocator(3))
             panel.set_xlim(-reach, reach)
             panel.set_ylim(-reach, reach)
             returns = " \N{RIGHTWARDS ARROW} ".join(_minus(one.returns[step]) for step in steps)
@@ -92,8 +96,8 @@ def _draw_paths(panel: "Axes", paths: Sequence[NDArray[Any]], step: int, label: 
             path[:, 0],
             path[:, 1],
             color=color,
-            linewidth=0.9,
-            alpha=0.75,
+            linewidth=0.8,
+            alpha=0.7,
             label=label if number == 0 else None,
             zorder=2 + step,
         )

@@ -61,8 +61,10 @@ def learner_for(config: TrainConfig, policy: MLPPolicy) -> MetaLearner:
     chosen = {
         option.name: getattr(config, option.name)
         for option in options()
-        if option.group in ("learner", config.learner) and option.name != "learner"
+        if config.learner in option.learners and option.name not in ("learner", "objective")
     }
+    if config.objective is not None:
+        chosen["objective"] = config.objective
     return make_learner(config.learner, policy, **chosen)
 
 
