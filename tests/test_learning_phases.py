@@ -5,6 +5,8 @@ Rows of the fault list in MAMLRL.md 3.3 that fail here when put back:
 tensors), 5 (padding of -mean), 8 (value after a truncated end), 23 (actions as floats).
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,7 @@ def episodes_of(
     return episodes
 
 
-def phase_of(episodes: BatchEpisodes, **options: bool) -> Phase:
+def phase_of(episodes: BatchEpisodes, **options: Any) -> Phase:
     return make_phase(episodes, LinearFeatureBaseline(), **options)
 
 
