@@ -232,7 +232,7 @@ def test_log_likelihood_sees_no_curvature_of_the_bandit() -> None:
 
 
 def test_over_two_steps_dice_has_the_true_hessian_and_the_likelihood_ratio_has_not() -> None:
-    """All 8 trajectories of two steps, two and then four ways, weighed by their probability."""
+    """All 4 trajectories of two steps with two actions each, weighed by their probability."""
     policy = CategoricalMLPPolicy(2, 2, hidden_sizes=()).double()
     theta = own_params(policy)
     rewards = torch.tensor([[0.3, 1.0], [2.0, -1.0]], dtype=torch.float64)  # of the second step
@@ -248,9 +248,7 @@ def test_over_two_steps_dice_has_the_true_hessian_and_the_likelihood_ratio_has_n
 
     at = flat(theta, policy)
     gains = rewards[actions[0], actions[1]]
-    true_hessian = torch.func.jacrev(torch.func.grad(lambda vector: probabilities(vector) @ gains))(
-        at
-    )
+    true_hessian = torch.func.jacrev(torch.func.grad(gain))(at)
     weights = probabilities(at).detach() * gains * 8  # rewards-to-go of both steps; 8 rows
     phase = Phase(
         observations,

@@ -599,6 +599,18 @@ def test_conjugate_gradients_without_a_right_side_ask_for_nothing() -> None:
     assert torch.equal(solution.x, torch.zeros(3))
 
 
+def test_ten_iterations_in_float32_are_those_in_float64() -> None:
+    """Badly conditioned, as a policy's curvature is; by the last direction alone it is off by 1."""
+    matrix = random_symmetric([10.0 ** (-i / 5) for i in range(30)])
+    right = torch.randn(30, dtype=torch.float64)
+    small = matrix.float()
+    one = conjugate_gradient(lambda v: matrix @ v, right, iterations=15, residual_tolerance=0)
+    other = conjugate_gradient(
+        lambda v: small @ v, right.float(), iterations=15, residual_tolerance=0
+    )
+    assert float((other.x - one.x).norm() / one.x.norm()) < 1e-4
+
+
 @pytest.mark.parametrize("tiny", [1e-3, 1e-12])
 def test_a_small_right_side_is_solved_as_well_as_a_large_one(tiny: float) -> None:
     matrix = random_symmetric([1.0, 10.0, 100.0])
