@@ -53,7 +53,7 @@ def own_params(policy: nn.Module) -> dict[str, Tensor]:
 
 
 def draw_phase(
-    policy: MLPPolicy, params: Params, lengths: Sequence[int], generator: torch.Generator
+    policy: nn.Module, params: Params, lengths: Sequence[int], generator: torch.Generator
 ) -> Phase:
     """Draw a phase of random observations and advantages, on policy, with NaN-free padding."""
     dtype = next(iter(params.values())).dtype
@@ -75,14 +75,14 @@ def draw_phase(
         log_probs = torch.where(mask > 0, distribution.log_prob(actions), 0.0)
     rewards = noise() * mask
     centred = (rewards - rewards.sum() / mask.sum()) * mask
-    advantages = centred / (centred.square().sum() / mask.sum()).sqrt()
+    advantages = centred / ((centred.square().sum() / mask.sum()).sqrt() + 1e-8)
     return Phase(
         observations, actions, mask, advantages, rewards, log_probs, float(rewards.sum(0).mean())
     )
 
 
 def draw_tasks(
-    policy: MLPPolicy,
+    policy: nn.Module,
     step_sizes: Sequence[float],
     *,
     objective: str = "log_likelihood",
@@ -121,7 +121,7 @@ def valid_rows(phase: Phase) -> tuple[Tensor, ...]:
     return tuple(tensor[taken] for tensor in tensors)
 
 
-def plain_inner_loss(policy: MLPPolicy, params: Params, phase: Phase, objective: str) -> Tensor:
+def plain_inner_loss(policy: nn.Module, params: Params, phase: Phase, objective: str) -> Tensor:
     """The inner loss by its definition, with a loop over episodes and steps."""
     distribution = policy(phase.observations, params)
     log_probs = distribution.log_prob(phase.actions)
@@ -144,7 +144,7 @@ def plain_inner_loss(policy: MLPPolicy, params: Params, phase: Phase, objective:
 
 
 def plain_adapted(
-    policy: MLPPolicy,
+    policy: nn.Module,
     theta: Params,
     phases: Sequence[Phase],
     step_sizes: Sequence[float],
@@ -165,7 +165,7 @@ def plain_adapted(
 
 
 def plain_outer_loss(
-    policy: MLPPolicy,
+    policy: nn.Module,
     theta: Params,
     tasks: Sequence[Sequence[Phase]],
     step_sizes: Sequence[float],
@@ -182,7 +182,7 @@ def plain_outer_loss(
 
 
 def plain_outer_kl(
-    policy: MLPPolicy,
+    policy: nn.Module,
     theta: Params,
     old: Params,
     tasks: Sequence[Sequence[Phase]],
