@@ -74,6 +74,12 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="end without the evaluation on 40 held-out tasks and its pictures",
     )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="what ran where and when, for https://ui.perfetto.dev",
+    )
     add("--quiet", action="store_true", help="print no line for each iteration")
     add_config_flags(parser)
 
@@ -108,7 +114,13 @@ async def _train(
 
     loop = asyncio.get_running_loop()
     training = loop.create_task(
-        train(config, parsed.output, resume=parsed.resume, on_iteration=progress.add),
+        train(
+            config,
+            parsed.output,
+            resume=parsed.resume,
+            on_iteration=progress.add,
+            trace=parsed.trace,
+        ),
         name="train",
     )
     received: list[int] = []

@@ -138,6 +138,9 @@ class TrainConfig:
     envs_per_worker: int | None = _option(
         None, "run", OrNone(Whole(1)), "environments of each; none: the sampler's default"
     )
+    step_timeout: float = _option(
+        60.0, "run", Real(0, above=True), "seconds that a worker may take for one command"
+    )
     device: str = _option(
         "cpu", "run", Text("DEVICE", "a torch device"), "where policy and learner run"
     )

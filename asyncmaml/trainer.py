@@ -21,6 +21,7 @@ from asyncmaml.config import TrainConfig, options
 from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.learner import MetaLearner, UpdateReport
 from asyncmaml.learning.mlp import MLPPolicy
+from asyncmaml.learning.phases import Phase
 from asyncmaml.sampling.sampler import AsyncSampler
 from asyncmaml.training.draws import Purpose, draw_number
 from asyncmaml.training.learner_thread import LearnerThread
@@ -36,6 +37,7 @@ MAY_CHANGE = (
     "iterations",
     "num_workers",
     "envs_per_worker",
+    "step_timeout",
     "device",
     "on_task_error",
     "evaluation_interval",
@@ -68,6 +70,7 @@ async def train(
     *,
     resume: bool = False,
     on_iteration: OnIteration | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> TrainResult:
     """Meta-train a policy; never blocks the event loop, and may be cancelled at any time.
 
@@ -83,6 +86,7 @@ async def train(
         resume: Go on after the last checkpoint in `output`, or start if there is none. The end is
             the same, bit for bit, as if the run had never stopped.
         on_iteration: Called in the event loop with the row of each iteration.
+        trace: A file that takes what ran where and when, for https://ui.perfetto.dev.
 
     Returns:
         The policy and the history. In the folder: `config.json`, `progress.csv`,
@@ -103,7 +107,7 @@ async def train(
         config = _config_of(config, checkpoint)
         async with AsyncExitStack() as stack:
             thread = await stack.enter_async_context(LearnerThread())
-            sampler = await stack.enter_async_context(make_sampler(config))
+            sampler = await stack.enter_async_context(make_sampler(config, trace=trace))
             learner = learner_for(config, make_policy(config, sampler))
             run = _Run(config, sampler, learner, thread, folder, checkpoint, on_iteration)
             await run.to_the_end()
@@ -237,7 +241,7 @@ class _Run:
         adapted = await self._rollouts.adapt(tasks, plan, clock)
         succeeded = done(adapted)
         phases = [one.phases for one in succeeded]
-        report = await self._thread.run(partial(self._learner.update, phases), clock.outer)
+        report = await self._thread.run(partial(self._update, phases), clock.outer)
         times = clock.seconds()
         env_steps = sum(one.env_steps for one in adapted)
         row = self._training_columns(iteration, adapted, report)
@@ -245,6 +249,11 @@ class _Run:
         row |= await self._evaluation_columns(iteration)
         row["elapsed_seconds"] = time.perf_counter() - self._began
         return row
+
+    def _update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:
+        """Run the outer update; in the learner's thread."""
+        with self._sampler.span("outer update"):
+            return self._learner.update(tasks)
 
     def _training_columns(
         self, iteration: int, adapted: Sequence[AdaptedTask], report: UpdateReport

@@ -18,6 +18,7 @@ from asyncmaml.errors import ConfigurationError, EnvironmentFailedError, NotFini
 from asyncmaml.learning.learner import MetaLearner, UpdateReport
 from asyncmaml.learning.phases import Phase
 from asyncmaml.learning.policies import CategoricalMLPPolicy
+from asyncmaml.presets import PRESETS
 from asyncmaml.training.draws import Purpose, draw_number
 from asyncmaml.training.learner_thread import LearnerThread
 from asyncmaml.training.rollouts import Plan, Rollouts
@@ -196,6 +197,29 @@ async def test_every_learner_moves_the_policy(learner: str) -> None:
         if start is not None:
             assert not torch.equal(value, parameters(start)[name])
         assert not torch.equal(value, parameters(other)[name])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+async def test_every_preset_trains(name: str) -> None:
+    config = TrainConfig.preset(name).replace(
+        tasks_per_iteration=2,
+        episodes_per_task=2,
+        max_episode_steps=5,
+        iterations=1,
+        num_workers=0,
+        envs_per_worker=2,
+    )
+    (row,) = (await train(config)).history
+    assert math.isfinite(row["return_1"])
+    # Bandits last one step.
+    assert row["env_steps"] == 2 * 2 * 2 * (1 if name == "bandit" else 5)
+
+
+async def test_trace_shows_sampling_adaptation_and_outer_updates(tmp_path: Path) -> None:
+    await train(TINY, trace=tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text()
+    assert text.count('"outer update"') == 2
+    assert text.count('"adapt"') == 2 * (2 * 3) + 2 * 2  # training, and one evaluation
 
 
 # ---- the same, bit for bit ----

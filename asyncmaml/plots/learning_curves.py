@@ -23,6 +23,7 @@ _REPEATS = {
     "iterations",
     "num_workers",
     "envs_per_worker",
+    "step_timeout",
     "device",
     "on_task_error",
     "evaluation_interval",

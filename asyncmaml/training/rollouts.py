@@ -141,11 +141,12 @@ class Rollouts:
         plan: Plan,
     ) -> tuple[Phase, dict[str, Tensor] | None]:
         """Make the phase and, unless it is the last one, adapt; in the learner's thread."""
-        phase = self._learner.phase(episodes)
-        if update == plan.num_updates:
-            return phase, None
-        step_size = None if plan.step_sizes is None else plan.step_sizes[update]
-        return phase, self._learner.adapt(phase, params, update=update, step_size=step_size)
+        with self._sampler.span("adapt"):
+            phase = self._learner.phase(episodes)
+            if update == plan.num_updates:
+                return phase, None
+            step_size = None if plan.step_sizes is None else plan.step_sizes[update]
+            return phase, self._learner.adapt(phase, params, update=update, step_size=step_size)
 
 
 def done(adapted: Sequence[AdaptedTask]) -> list[AdaptedTask]:

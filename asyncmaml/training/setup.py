@@ -1,5 +1,7 @@
 """What a run works with, made from its configuration: sampler, policy and learner."""
 
+import os
+
 import torch
 
 from asyncmaml.config import TrainConfig, options
@@ -11,12 +13,15 @@ from asyncmaml.learning.policy_spaces import policy_for_spaces
 from asyncmaml.sampling.sampler import AsyncSampler
 
 
-def make_sampler(config: TrainConfig, seed: int | None = None) -> AsyncSampler:
+def make_sampler(
+    config: TrainConfig, seed: int | None = None, trace: str | os.PathLike[str] | None = None
+) -> AsyncSampler:
     """Return the sampler, not started yet.
 
     Args:
         config: Its environment and its workers.
         seed: The sampler's root seed; None: the configuration's.
+        trace: See `AsyncSampler`.
 
     Raises:
         ConfigurationError: The environment or the device is unknown.
@@ -30,6 +35,8 @@ def make_sampler(config: TrainConfig, seed: int | None = None) -> AsyncSampler:
         seed=config.seed if seed is None else seed,
         device=config.device,
         max_episode_steps=config.max_episode_steps,
+        step_timeout=config.step_timeout,
+        trace=trace,
     )
 
 
