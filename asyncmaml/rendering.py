@@ -23,6 +23,7 @@ from asyncmaml.training.draws import Purpose
 
 Frame = NDArray[np.uint8]
 _DEFAULT_FRAMES_PER_SECOND = 30
+_LINE_PIXELS = 4
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ def prepare_display() -> None:
 
 
 def side_by_side(left: list[Frame], right: list[Frame]) -> list[Frame]:
-    """Join two films of one height; the one that is over first stands still."""
+    """Join two films of one height, a white line between; what is over first stands still."""
     length = max(len(left), len(right))
+    line = np.full((left[0].shape[0], _LINE_PIXELS, 3), 255, np.uint8)
     return [
-        np.concatenate([left[min(i, len(left) - 1)], right[min(i, len(right) - 1)]], axis=1)
+        np.concatenate([left[min(i, len(left) - 1)], line, right[min(i, len(right) - 1)]], axis=1)
         for i in range(length)
     ]
 
@@ -131,19 +133,23 @@ def _writer_of(path: Path) -> Any:
 
 def _rendering_env(config: TrainConfig) -> Any:
     """Make the environment so that it draws images."""
-    keywords = {**config.env_kwargs, "render_mode": "rgb_array"}
-    try:
-        env = EnvMaker.resolve(config.env_id, keywords, config.max_episode_steps).make()
-        modes = env.metadata.get("render_modes", [])
-    except TypeError:  # its constructor takes no render_mode
-        modes = []
+
+    def make(**keywords: str) -> Any:
+        maker = EnvMaker.resolve(
+            config.env_id, {**config.env_kwargs, **keywords}, config.max_episode_steps
+        )
+        return maker.make()
+
+    plain = make()  # asked first: one that cannot draw may not even know the keyword
+    modes = plain.metadata.get("render_modes", [])
+    plain.close()
     if "rgb_array" not in modes:
         message = (
             f"{config.env_id} draws no images (no render mode 'rgb_array'); for Navigation2D "
             "`asyncmaml plot` draws the paths"
         )
         raise ConfigurationError(message)
-    return env
+    return make(render_mode="rgb_array")
 
 
 @torch.no_grad()
