@@ -120,15 +120,14 @@ def _renderer(num_episodes: int, ask: Callable[[], Sampled]) -> "Callable[[], Re
 def _training_renderer(
     iterations: int, ask: Callable[[], Trained]
 ) -> "Callable[[], RenderableType]":
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     columns = (
         SpinnerColumn("line"),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
+        BarColumn(bar_width=10),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
         TextColumn("{task.fields[told]}"),
-        TimeElapsedColumn(),
     )
     progress = Progress(*columns, auto_refresh=False)
     bar = progress.add_task("", total=iterations, told="")

@@ -84,7 +84,7 @@ def _reach(paths: Sequence[Sequence[Sequence[NDArray[Any]]]], goals: Sequence[An
     walked = [np.abs(walk).max(axis=1) for task in paths for step in task for walk in step]
     farthest_goal = max(float(np.abs(goal).max()) for goal in goals)
     return (
-        math.ceil(max(1.2 * farthest_goal, float(np.quantile(np.concatenate(walked), 0.98))) * 10)
+        math.ceil(max(1.35 * farthest_goal, float(np.quantile(np.concatenate(walked), 0.98))) * 10)
         / 10
     )
 
