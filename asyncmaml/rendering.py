@@ -3,6 +3,7 @@
 Everything of it runs in this process: one environment with `render_mode="rgb_array"`.
 """
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from asyncmaml.errors import ConfigurationError, MissingExtraError
 from asyncmaml.evaluation import adapted_tasks, halving_step_sizes, policy_and_config
 from asyncmaml.learning.mlp import MLPPolicy
 from asyncmaml.training.draws import Purpose
+from asyncmaml.training.rollouts import AdaptedTask
 
 Frame = NDArray[np.uint8]
 _DEFAULT_FRAMES_PER_SECOND = 30
@@ -70,6 +72,7 @@ async def render(
     writer_of = _writer_of(path)
     prepare_display()
     policy, config = policy_and_config(run)
+    await asyncio.to_thread(_check_draws, config)
     adapted = await adapted_tasks(
         policy,
         config,
@@ -79,21 +82,8 @@ async def render(
         seed=seed,
         purpose=Purpose.PICTURE,
     )
-    env = _rendering_env(config)
-    try:
-        shots = []
-        for index, one in enumerate(adapted):
-            reset_task(env, one.task)
-            shots.append([_episode(env, policy, p, seed + index) for p in (None, one.params)])
-        rate = env.metadata.get("render_fps", _DEFAULT_FRAMES_PER_SECOND)
-    finally:
-        env.close()
-    frames = [frame for before, after in shots for frame in side_by_side(before[0], after[0])]
-    with writer_of(rate) as writer:
-        for frame in frames:
-            writer.append_data(frame)
-    returns = [(before[1], after[1]) for before, after in shots]
-    return Film(path, len(frames), returns, [one.task for one in adapted])
+    returns, num_frames = await asyncio.to_thread(_film, config, policy, adapted, seed, writer_of)
+    return Film(path, num_frames, returns, [one.task for one in adapted])
 
 
 def prepare_display() -> None:
@@ -101,6 +91,28 @@ def prepare_display() -> None:
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not has_screen:
         os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def _film(
+    config: TrainConfig, policy: MLPPolicy, adapted: list[AdaptedTask], seed: int, writer_of: Any
+) -> tuple[list[tuple[float, float]], int]:
+    """Write the film; return each task's returns and the number of frames."""
+    returns, num_frames = [], 0
+    env = _maker(config, render_mode="rgb_array").make()
+    try:
+        with writer_of(env.metadata.get("render_fps", _DEFAULT_FRAMES_PER_SECOND)) as writer:
+            for index, one in enumerate(adapted):
+                reset_task(env, one.task)
+                before, after = (
+                    _episode(env, policy, params, seed + index) for params in (None, one.params)
+                )
+                for frame in side_by_side(before[0], after[0]):
+                    writer.append_data(frame)
+                    num_frames += 1
+                returns.append((before[1], after[1]))
+    finally:
+        env.close()
+    return returns, num_frames
 
 
 def side_by_side(left: list[Frame], right: list[Frame]) -> list[Frame]:
@@ -131,25 +143,22 @@ def _writer_of(path: Path) -> Any:
     return lambda rate: imageio.get_writer(path, fps=rate, macro_block_size=2)
 
 
-def _rendering_env(config: TrainConfig) -> Any:
-    """Make the environment so that it draws images."""
-
-    def make(**keywords: str) -> Any:
-        maker = EnvMaker.resolve(
-            config.env_id, {**config.env_kwargs, **keywords}, config.max_episode_steps
-        )
-        return maker.make()
-
-    plain = make()  # asked first: one that cannot draw may not even know the keyword
-    modes = plain.metadata.get("render_modes", [])
-    plain.close()
+def _check_draws(config: TrainConfig) -> None:
+    """Complain of an environment that draws no images."""
+    env = _maker(config).make()  # one that cannot draw may not even know the keyword
+    modes = env.metadata.get("render_modes", [])
+    env.close()
     if "rgb_array" not in modes:
         message = (
             f"{config.env_id} draws no images (no render mode 'rgb_array'); for Navigation2D "
             "`asyncmaml plot` draws the paths"
         )
         raise ConfigurationError(message)
-    return make(render_mode="rgb_array")
+
+
+def _maker(config: TrainConfig, **keywords: str) -> EnvMaker:
+    keywords_of_all = {**config.env_kwargs, **keywords}
+    return EnvMaker.resolve(config.env_id, keywords_of_all, config.max_episode_steps)
 
 
 @torch.no_grad()

@@ -17,34 +17,20 @@ from functools import partial
 from pathlib import Path
 
 from asyncmaml.checkpoint import Checkpoint, Row, write_atomically
-from asyncmaml.config import TrainConfig, options
-from asyncmaml.errors import ConfigurationError
+from asyncmaml.config import TrainConfig
 from asyncmaml.learning.learner import MetaLearner, UpdateReport
 from asyncmaml.learning.mlp import MLPPolicy
 from asyncmaml.learning.phases import Phase
 from asyncmaml.sampling.sampler import AsyncSampler
 from asyncmaml.training.draws import Purpose, draw_number
 from asyncmaml.training.learner_thread import LearnerThread
+from asyncmaml.training.resuming import config_to_train, found_checkpoint
 from asyncmaml.training.rollouts import AdaptedTask, Plan, Rollouts, done, returns_by_phase
 from asyncmaml.training.run_folder import ProgressFiles, RunFolder
 from asyncmaml.training.setup import learner_for, make_policy, make_sampler
 from asyncmaml.training.spans import Clock
 
 OnIteration = Callable[[Row], object]
-
-# What a resumed run may change: none of it has a part in what is drawn or learned.
-MAY_CHANGE = (
-    "iterations",
-    "num_workers",
-    "envs_per_worker",
-    "step_timeout",
-    "device",
-    "on_task_error",
-    "evaluation_interval",
-    "evaluation_tasks",
-    "evaluation_episodes",
-    "checkpoint_interval",
-)
 
 
 @dataclass(frozen=True)
@@ -103,8 +89,8 @@ async def train(
         checkpoint = None
         if folder is not None:
             claims.enter_context(folder.claimed())
-            checkpoint = _found(folder, config, resume=resume)
-        config = _config_of(config, checkpoint)
+            checkpoint = found_checkpoint(folder, config, resume=resume)
+        config = config_to_train(config, checkpoint)
         async with AsyncExitStack() as stack:
             thread = await stack.enter_async_context(LearnerThread())
             sampler = await stack.enter_async_context(make_sampler(config, trace=trace))
@@ -112,39 +98,6 @@ async def train(
             run = _Run(config, sampler, learner, thread, folder, checkpoint, on_iteration)
             await run.to_the_end()
             return run.result()
-
-
-def _found(folder: RunFolder, config: TrainConfig | None, *, resume: bool) -> Checkpoint | None:
-    """Return the checkpoint to go on from, if there is one."""
-    if not folder.checkpoint.exists():
-        return None
-    device = "cpu" if config is None else config.device
-    checkpoint = folder.load_checkpoint(device)
-    if not resume:
-        message = (
-            f"{folder.path} holds a run already, of {checkpoint.iterations} iterations; resume it, "
-            "or name another folder"
-        )
-        raise ConfigurationError(message)
-    for option in options() if config is not None else ():
-        before, now = getattr(checkpoint.config, option.name), getattr(config, option.name)
-        if before != now and option.name not in MAY_CHANGE:
-            message = (
-                f"{folder.path} was trained with {option.name}={before!r} and cannot go on with "
-                f"{now!r}; train into another folder. A resumed run may change "
-                + ", ".join(MAY_CHANGE)
-            )
-            raise ConfigurationError(message)
-    return checkpoint
-
-
-def _config_of(config: TrainConfig | None, checkpoint: Checkpoint | None) -> TrainConfig:
-    if config is not None:
-        return config
-    if checkpoint is None:
-        message = "train() was given neither a config nor an output that holds a run to resume"
-        raise ConfigurationError(message)
-    return checkpoint.config
 
 
 class _Run:
@@ -172,7 +125,7 @@ class _Run:
             learner.load_state_dict(checkpoint.learner)
             self._history = list(checkpoint.history)
         self._kept = Checkpoint.of(config, learner.state_dict(), self._history)
-        self._saved_iterations = -1
+        self._saved_iterations = 0
         earlier = self._history[-1]["elapsed_seconds"] if self._history else 0.0
         self._began = time.perf_counter() - earlier
 
@@ -187,7 +140,7 @@ class _Run:
             await self._iterations(files)
         finally:
             # Synchronous to the end: cleanup without an await cannot be cancelled.
-            files.close()
+            files.close(self._kept.history)
             self._save(self._folder)
 
     async def _iterations(self, files: ProgressFiles | None) -> None:
@@ -208,7 +161,7 @@ class _Run:
             self._save(self._folder)
 
     def _save(self, folder: RunFolder) -> None:
-        """Write what is kept, unless it is written already."""
+        """Write what is kept, unless it is written already or nothing has come of the run."""
         if self._saved_iterations == self._kept.iterations:
             return
         self._kept.save(folder.checkpoint)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,9 @@ async def test_run_that_is_cancelled_anywhere_resumes_to_the_same_end(
     training.cancel()
     with pytest.raises(asyncio.CancelledError):
         await training
-    assert (tmp_path / "checkpoint.pt").exists()
+    rows = max(0, len((tmp_path / "progress.csv").read_text().splitlines()) - 1)
+    if (tmp_path / "checkpoint.pt").exists():  # else not one iteration was complete
+        assert Checkpoint.load(tmp_path / "checkpoint.pt").iterations == rows
     assert_same(straight, await train(TINY, tmp_path, resume=True))
 
 
@@ -340,12 +343,14 @@ async def test_checkpoint_of_another_kind_is_named(
 async def test_task_that_fails_ends_the_run_and_says_which(
     troublesome: TrainConfig, tmp_path: Path
 ) -> None:
-    config = troublesome.replace(env_kwargs={"limit": 0.6}, iterations=9)
+    # With this seed the first two iterations draw no task above the limit.
+    config = troublesome.replace(env_kwargs={"limit": 0.9}, iterations=50, seed=3)
     with pytest.raises(EnvironmentFailedError, match="out of order") as told:
         await train(config, tmp_path)
     notes = " ".join(told.value.__notes__)
-    iterations = Checkpoint.load(tmp_path / "checkpoint.pt").iterations
-    assert f"of iteration {iterations + 1} (training): {{'number': 0." in notes
+    assert Checkpoint.load(tmp_path / "checkpoint.pt").iterations == 2
+    assert len(read_progress(tmp_path / "progress.csv")) == 2
+    assert re.search(r"task \d of iteration 3 \(training\): {'number': 0\.9", notes)
 
 
 async def test_task_that_fails_is_skipped_if_that_is_wanted(
@@ -402,6 +407,16 @@ async def test_error_of_the_callback_ends_the_run_with_a_checkpoint(tmp_path: Pa
     with pytest.raises(KeyError):
         await train(TINY, tmp_path, on_iteration=complain)
     assert Checkpoint.load(tmp_path / "checkpoint.pt").iterations == 1
+
+
+async def test_run_that_fails_at_once_leaves_nothing_to_resume(
+    troublesome: TrainConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(EnvironmentFailedError):
+        await train(troublesome.replace(env_kwargs={"limit": -1.0}), tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+    corrected = troublesome.replace(iterations=1)
+    assert len((await train(corrected, tmp_path)).history) == 1
 
 
 # ---- overlap ----

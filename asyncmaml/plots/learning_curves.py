@@ -12,25 +12,14 @@ from asyncmaml.config import TrainConfig, options
 from asyncmaml.plots.gradient_steps import title_of
 from asyncmaml.plots.style import BEFORE, COLORS, new_figure
 from asyncmaml.training.estimates import student_quantile
+from asyncmaml.training.resuming import MAY_CHANGE
 from asyncmaml.training.run_folder import RunFolder, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # What makes no other experiment of it: runs that differ in nothing else are averaged.
-_REPEATS = {
-    "seed",
-    "iterations",
-    "num_workers",
-    "envs_per_worker",
-    "step_timeout",
-    "device",
-    "on_task_error",
-    "evaluation_interval",
-    "evaluation_tasks",
-    "evaluation_episodes",
-    "checkpoint_interval",
-}
+_REPEATS = {"seed", *MAY_CHANGE}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class ProgressFiles:
     def __init__(self, folder: RunFolder, history: Sequence[Row]) -> None:
         self._path = folder.progress
         self._names: list[str] = []
-        write_atomically(self._path, lambda new: new.write_text(self._lines(history)))
+        self._rewrite(history)
         self._events = _event_writer(folder.path, len(history))
 
     def add(self, row: Row) -> None:
@@ -120,10 +120,15 @@ class ProgressFiles:
                     self._events.add_scalar(_tag(name), value, row["iteration"])
             self._events.flush()
 
-    def close(self) -> None:
-        """Close the event file."""
+    def close(self, history: Sequence[Row]) -> None:
+        """Close the event file; leave exactly the rows of `history` in the CSV."""
+        self._rewrite(history)
         if self._events is not None:
             self._events.close()
+
+    def _rewrite(self, history: Sequence[Row]) -> None:
+        self._names = []
+        write_atomically(self._path, lambda new: new.write_text(self._lines(history)))
 
     def _lines(self, rows: Sequence[Row]) -> str:
         """Return rows as CSV, the header before the first row of all."""
