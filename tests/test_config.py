@@ -156,6 +156,7 @@ def test_navigation_is_set_up_as_in_the_paper() -> None:
     assert (made.gamma, made.gae_lambda, made.step_sizes) == (0.99, 1.0, (0.5,))
     assert (made.tasks_per_iteration, made.episodes_per_task) == (20, 20)
     assert (made.max_episode_steps, made.max_kl, made.objective) == (100, 0.01, None)
+    assert made.max_pre_kl is not None  # the one addition: a guard
 
 
 def test_preset_that_does_not_exist_is_told_with_those_that_do() -> None:

@@ -59,7 +59,7 @@ def draw_learning_curves(folders: Sequence[str | Path], path: Path) -> None:
         axes = figure.subplots()
         for color, (name, runs) in zip(_colors(len(groups)), groups.items(), strict=True):
             _draw_group(axes, name, runs, color, is_alone=is_alone)
-        axes.set_title(f"{', '.join(environments)}; {_band(groups)}", loc="left")
+        axes.set_title(_title(environments, groups), loc="left", fontsize=8.5)
         axes.set_xlabel("iteration")
         axes.set_ylabel("return")
         axes.margins(x=0.01)
@@ -70,12 +70,17 @@ def draw_learning_curves(folders: Sequence[str | Path], path: Path) -> None:
         )  # fmt: skip
 
 
-def _band(groups: Mapping[str, Sequence[Run]]) -> str:
-    """Return what the bands are."""
+def _title(environments: Sequence[str], groups: Mapping[str, Sequence[Run]]) -> str:
+    """Return what is drawn, and what the lines and bands are."""
     numbers = {len(runs) for runs in groups.values()}
-    if numbers == {1}:
-        return "bands: 95 % interval over tasks"
-    return f"bands: ± 1 s.d. over {' or '.join(map(str, sorted(numbers)))} runs"
+    of_one, of_many = "95 % interval over tasks", "\N{PLUS-MINUS SIGN} 1 s.d. over runs"
+    bands = of_one if numbers == {1} else of_many
+    if 1 in numbers and len(numbers) > 1:
+        bands = f"{of_many}, or {of_one} where there is one run"
+    parts = [", ".join(environments), f"bands: {bands}"]
+    if len(groups) > 1:
+        parts.insert(1, "dashed: before adaptation, solid: after")
+    return "; ".join(parts) if len(parts) == 2 else "\n".join(parts)
 
 
 def _read(folder: RunFolder) -> Run:
@@ -128,7 +133,8 @@ def _draw_group(
         (before, "--", BEFORE if is_alone else color, "before adaptation" if is_alone else None),
         (after, "-", color, f"after {last} gradient step" + ("s" if last > 1 else "")),
     ):
-        shown = label if is_alone or label is None else name
+        runs_text = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
+        shown = label if is_alone or label is None else f"{name} ({runs_text})"
         axes.plot(line.iterations, line.middle, style, color=shade, label=shown)
         axes.fill_between(line.iterations, line.low, line.high, color=shade, alpha=0.16, lw=0)
     held_out = curve(runs, "evaluation_return", last)
