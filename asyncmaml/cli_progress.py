@@ -145,11 +145,16 @@ def _training_renderer(
     return show
 
 
+def return_text(value: float) -> str:
+    """Return a return as text, so that three digits count."""
+    return f"{value:,.{1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3}f}"
+
+
 def _told(now: Trained) -> str:
     """The last iteration in a few words; nothing before the first."""
     if now.before is None or now.after is None:
         return ""
-    parts = [f"{now.before:,.1f} \N{RIGHTWARDS ARROW} {now.after:,.1f}"]
+    parts = [f"{return_text(now.before)} \N{RIGHTWARDS ARROW} {return_text(now.after)}"]
     if now.kl is not None:
         parts.append(f"KL {now.kl:.4f}")
     parts.append(f"{now.steps_per_second:,.0f} steps/s")

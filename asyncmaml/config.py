@@ -247,10 +247,18 @@ class TrainConfig:
     def replace(self, **changes: Any) -> Self:
         """Return this configuration with some fields changed.
 
+        Another `learner` leaves behind what it does not know of the old one's options.
+
         Raises:
             ConfigurationError: There is no such field, or its value is out of range.
         """
-        return dataclasses.replace(self, **_known(changes, "replace()"))
+        learner = changes.get("learner", self.learner)
+        left_behind = {
+            option.name: option.default
+            for option in options()
+            if option.learners and learner not in option.learners
+        }
+        return dataclasses.replace(self, **(left_behind | _known(changes, "replace()")))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,12 @@ PRESETS = {
             "env_kwargs": {"k": 5},
             "gamma": 0.95,
             "hidden_sizes": (32, 32),
+            # Theirs is relu, by which a network that only ever observes 0 learns nothing but its
+            # last biases; and the log-likelihood's derivative is first order here. Measured, 60
+            # iterations, after one step on held-out tasks, of 0.833 at best: relu 0.48, tanh
+            # 0.70, tanh with the ratio 0.78.
+            "nonlinearity": "tanh",
+            "objective": "likelihood_ratio",
             "step_sizes": (0.5,),
             "episodes_per_task": 100,
         },

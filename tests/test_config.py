@@ -139,6 +139,16 @@ def test_replace_checks_what_it_is_given() -> None:
         made.replace(gama=0.5)
 
 
+def test_another_learner_leaves_the_options_of_the_old_one_behind() -> None:
+    made = TrainConfig(max_kl=0.02, max_pre_kl=0.1, first_order=True, gae_lambda=0.9)
+    promp = made.replace(learner="promp", clip=0.2)
+    assert (promp.max_kl, promp.max_pre_kl, promp.clip) == (0.01, None, 0.2)
+    assert (promp.first_order, promp.gae_lambda) == (True, 0.9)
+    assert not promp.replace(learner="reptile").first_order
+    with pytest.raises(ConfigurationError, match=r"max_kl is 0\.05"):
+        made.replace(learner="promp", max_kl=0.05)
+
+
 # ---- presets ----
 
 

@@ -76,7 +76,7 @@ def _title(environments: Sequence[str], groups: Mapping[str, Sequence[Run]]) -> 
     of_one, of_many = "95 % interval over tasks", "\N{PLUS-MINUS SIGN} 1 s.d. over runs"
     bands = of_one if numbers == {1} else of_many
     if 1 in numbers and len(numbers) > 1:
-        bands = f"{of_many}, or {of_one} where there is one run"
+        bands = f"{of_many}, or 95 % over the tasks of one run"
     parts = [", ".join(environments), f"bands: {bands}"]
     if len(groups) > 1:
         parts.insert(1, "dashed: before adaptation, solid: after")
