@@ -10,7 +10,6 @@ is whole between any two calls.
 import asyncio
 import time
 from collections import Counter, deque
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import AsyncMAMLError, EpisodeError
-from asyncmaml.sampling.actor import Acting, ActionWriter, Actor
+from asyncmaml.sampling.actor import ActionWriter, Actor
 from asyncmaml.sampling.dealing import Dealer
 from asyncmaml.sampling.failures import in_episode, policy_error, row_error
+from asyncmaml.sampling.formation import Formations
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.snapshot import PolicySnapshot
@@ -67,6 +67,7 @@ class Coordinator:
         self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._dealer = Dealer(lanes)
+        self._formations = Formations()
         self._requests: dict[int, Request] = {}
         self._free_slots: list[int] = []
         self._users: Counter[PolicySnapshot] = Counter()
@@ -147,6 +148,7 @@ class Coordinator:
     def _remove(self, request: Request) -> None:
         request.is_done = True
         del self._requests[request.slot]
+        self._formations.clear()  # its slot may be another's next
         self._dealer.remove(request)
         if request.may_have_rows:
             self._log.forget(request)
@@ -397,31 +399,11 @@ class Coordinator:
         first, last = lanes[0].pending, lanes[-1].pending
         assert first is not None
         assert last is not None
-        start, stop = first.start, last.stop
-        owners = self._log.owners[start:stop]
-        requests = self._requests
-        first_request = requests[int(owners[0])]
-        together = Acting(first_request, slice(start, stop), rows)
-        if len(requests) == 1 or (owners == owners[0]).all():
-            acting = [together]
-        else:
-            slots = np.unique(owners).tolist()
-            policy = first_request.policy
-            if all(requests[slot].policy is policy and requests[slot].plan for slot in slots):
-                # As if it were one request's, but for where the noise comes from.
-                shared = replace(
-                    together, streams=lambda index: requests[int(owners[index])].streams
-                )
-                if not list(self._actor.act([shared], self._log)):
-                    return
-            # Together they fail as one; each by itself, the culprit alone does.
-            acting = []
-            for slot in slots:
-                mine = np.flatnonzero(owners == slot)
-                acting.append(Acting(requests[slot], start + mine, rows[mine]))
-        for request, error in self._actor.act(acting, self._log):
-            entries = next(group.entries for group in acting if group.request is request)
-            self.fail(request, policy_error(request, self._log, entries, error))
+        start, log = first.start, self._log
+        formation = self._formations.of(log.owners[start : last.stop], rows, self._requests)
+        for group, error in self._actor.act(formation, start, log):
+            request = group.request  # the only one: who fails does so by itself
+            self.fail(request, policy_error(request, log, group.entries(start), error))
 
     def _scatter(self, lanes: list[Lane]) -> None:
         for lane in lanes:
