@@ -155,6 +155,7 @@ def test_one_tasks_values_do_not_depend_on_what_was_fitted_before() -> None:
     assert torch.equal(one_way[0], other_way[1])
     assert torch.equal(one_way[1], other_way[0])
     assert torch.equal(one_way[0], LinearFeatureBaseline().values(first))
+    assert torch.equal(one_way[1], LinearFeatureBaseline().values(second))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
