@@ -13,10 +13,10 @@ one product to the next.
 What the policy does before adaptation is not bounded by this: it may run away while the adapted
 policies stay near each other. `max_pre_kl` bounds its divergence, too: its Fisher information joins
 H, weighed by max_kl / max_pre_kl, so that the step is within both bounds to second order, and the
-line search holds both. To search alone is worse, since it shortens a step that points the wrong way
-(Navigation2D, 8 tasks, a seed that runs away, bound 0.01, after 12 updates: the return before
-adaptation was -582 without a bound, -186 by the search alone and -72 this way; after it -26, -37
-and -27).
+line search holds both. To search alone is worse, since it shortens a step that points the wrong way.
+Navigation2D, 8 tasks, alpha 0.5, a seed that runs away, returns before and after adaptation in the
+24th iteration: -457, -40 without a bound; -184, -44 with 0.01 in the search alone; -93, -38 with
+0.01, -44, -15 with 0.005 and -55, -24 with 0.002 this way.
 """
 
 from collections.abc import Sequence
