@@ -53,8 +53,7 @@ def gradient_and_curvature(
     learner: MAMLTRPO, tasks: Sequence[Sequence[Phase]]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The meta-gradient, and products with H."""
-    groups, skipped, reason = learner._usable(tasks, learner.num_updates + 1)
-    assert (skipped, reason) == (0, "")
+    groups, _ = learner._usable(tasks, learner.num_updates + 1)
     point = learner._linearized(groups)
     return point.gradient, lambda vector: learner._curvature_times(point, vector)
 

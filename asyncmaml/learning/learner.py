@@ -39,7 +39,7 @@ class UpdateReport:
 
     Attributes:
         accepted: Whether the parameters moved.
-        reason: Why they did not; "" if they did.
+        reason: Why they did not, or why tasks were left out; "" if all went well.
         loss_before: The outer loss at the old parameters, mean over tasks.
         loss_after: At the new ones; at the last that were tried, if none was accepted.
         kl: KL(old || new) of the adapted policies on their own episodes, mean over tasks.
@@ -204,29 +204,30 @@ class MetaLearner(ABC):
     # ---- for subclasses ----
 
     def _usable(
-        self, tasks: Sequence[Sequence[Phase]], num_phases: int
-    ) -> tuple[list[TaskGroup], int, str]:
-        """Return tasks in groups; how many were left out; why, if none is left."""
-        usable, problems = [], []
+        self, tasks: Sequence[Sequence[Phase]], least_phases: int
+    ) -> tuple[list[TaskGroup], UpdateReport]:
+        """Return the tasks in groups, and a report of those that were left out."""
+        usable, problems = list[Sequence[Phase]](), list[str]()
         for index, phases in enumerate(tasks):
-            if len(phases) < num_phases:
+            if not least_phases <= len(phases) <= self.num_updates + 1:
                 message = (
                     f"task {index} brings {len(phases)} phases to {type(self).__name__} with "
-                    f"{self.num_updates} inner updates; give it {num_phases}"
+                    f"{self.num_updates} inner updates; give it {self.num_updates + 1}: one "
+                    "before each update and one after the last"
                 )
                 raise LearningError(message)
-            reasons = [
-                f"phase {k}: {why}" for k, phase in enumerate(phases) if (why := phase.problem())
-            ]
-            if reasons:
+            found = [phase.problem() for phase in phases]
+            if reasons := [f"phase {k}: {why}" for k, why in enumerate(found) if why]:
                 problems.append(f"task {index}, {reasons[0]}")
             else:
-                usable.append(phases[:num_phases])
+                usable.append(phases)
         reason = ""
+        if problems:
+            reason = f"{len(problems)} of {len(tasks)} tasks left out, first {problems[0]}"
         if not usable:
-            reason = f"no task is left to learn from: {problems[0] if problems else 'none given'}"
-        groups = group_tasks(usable, stack_below_rows=self._stack_below_rows)
-        return groups, len(problems), reason
+            reason = f"no task to learn from: {reason or 'none was given'}"
+        report = UpdateReport(False, reason, skipped_tasks=len(problems))
+        return group_tasks(usable, stack_below_rows=self._stack_below_rows), report
 
     def _theta(self) -> dict[str, Tensor]:
         """The policy's own parameters as constants; they share its memory."""

@@ -93,12 +93,12 @@ class ProMP(MetaLearner):
 
     def update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:
         """See `MetaLearner.update`. What is not finite undoes every epoch."""
-        groups, skipped, reason = self._usable(tasks, self.num_updates + 1)
-        if reason:
-            return UpdateReport(False, reason, skipped_tasks=skipped)
+        groups, report = self._usable(tasks, self.num_updates + 1)
+        if not groups:
+            return report
         before = self.state_dict()
         try:
-            report = self._epochs(groups, UpdateReport(False, skipped_tasks=skipped))
+            report = self._epochs(groups, report)
         except BaseException:
             self.load_state_dict(before)
             raise
