@@ -192,9 +192,10 @@ def test_without_a_task_left_nothing_moves_and_the_report_says_why(name: str) ->
 
 
 @EVERY_LEARNER
-def test_without_advantages_nothing_moves_and_the_report_says_why(name: str) -> None:
+@pytest.mark.parametrize("kind", ["categorical", "normal", "multi"])
+def test_without_advantages_nothing_moves_and_the_report_says_why(name: str, kind: str) -> None:
     """Fault 11: all rewards equal."""
-    learner, tasks = learner_and_tasks(name)
+    learner, tasks = learner_and_tasks(name, kind=kind, dtype=torch.float32)
     before = own_params(learner.policy)
     state = copy.deepcopy(learner.state_dict())
     for task in range(len(tasks)):
