@@ -159,6 +159,19 @@ def test_parameters_that_moved_since_sampling_are_detected(name: str) -> None:
         learner.update(tasks)
 
 
+def test_one_action_that_the_policy_did_not_draw_is_detected_among_many() -> None:
+    """Fault 9: the mean over 10,000 steps would not show it."""
+    policy = make_policy("normal", torch.float32)
+    tasks = draw_tasks(policy, (0.1,), num_tasks=1, lengths=lambda task: [100] * 100)
+    off = tasks[0][1].log_probs.clone()
+    off[3, 4] += 0.5
+    learner = MAMLTRPO(policy)
+    with pytest.raises(OffPolicyError, match=r"off 1 by .* at most, wanted 0.0001 and 0.01"):
+        learner.update(with_phase(tasks, 0, 1, log_probs=off))
+    learner.ratio_tolerance = 1.0
+    assert learner.update(with_phase(tasks, 0, 1, log_probs=off)).gradient_norm > 0
+
+
 @EVERY_LEARNER
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("index", [0, 2])
