@@ -159,6 +159,19 @@ def test_parameters_that_moved_since_sampling_are_detected(name: str) -> None:
         learner.update(tasks)
 
 
+def test_one_action_that_the_policy_did_not_draw_is_detected_among_many() -> None:
+    """Fault 9: the mean over 10,000 steps would not show it."""
+    policy = make_policy("normal", torch.float32)
+    tasks = draw_tasks(policy, (0.1,), num_tasks=1, lengths=lambda task: [100] * 100)
+    off = tasks[0][1].log_probs.clone()
+    off[3, 4] += 0.5
+    learner = MAMLTRPO(policy)
+    with pytest.raises(OffPolicyError, match=r"off 1 by .* at most, wanted 0.0001 and 0.01"):
+        learner.update(with_phase(tasks, 0, 1, log_probs=off))
+    learner.ratio_tolerance = 1.0
+    assert learner.update(with_phase(tasks, 0, 1, log_probs=off)).gradient_norm > 0
+
+
 @EVERY_LEARNER
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("index", [0, 2])
@@ -171,6 +184,9 @@ def test_a_task_that_is_not_finite_is_left_out_and_counted(
     rewards = torch.full_like(tasks[1][index].rewards, bad)
     report = learner.update(with_phase(tasks, 1, index, rewards=rewards, advantages=rewards))
     assert (report.accepted, report.skipped_tasks) == (True, 1)
+    assert report.reason == (
+        f"1 of 3 tasks left out, first task 1, phase {index}: advantages are not finite"
+    )
     assert is_untouched(learner, own_params(expected.policy))
 
 
@@ -181,15 +197,18 @@ def test_without_a_task_left_nothing_moves_and_the_report_says_why(name: str) ->
     empty = with_phase(tasks[:1], 0, 1, mask=torch.zeros_like(tasks[0][1].mask))
     report = learner.update(empty)
     assert (report.accepted, report.skipped_tasks) == (False, 1)
-    assert report.reason == ("no task is left to learn from: task 0, phase 1: no step was taken")
-    assert "none given" in learner.update([]).reason
+    assert report.reason == (
+        "no task to learn from: 1 of 1 tasks left out, first task 0, phase 1: no step was taken"
+    )
+    assert "none was given" in learner.update([]).reason
     assert is_untouched(learner, before)
 
 
 @EVERY_LEARNER
-def test_without_advantages_nothing_moves_and_the_report_says_why(name: str) -> None:
+@pytest.mark.parametrize("kind", ["categorical", "normal", "multi"])
+def test_without_advantages_nothing_moves_and_the_report_says_why(name: str, kind: str) -> None:
     """Fault 11: all rewards equal."""
-    learner, tasks = learner_and_tasks(name)
+    learner, tasks = learner_and_tasks(name, kind=kind, dtype=torch.float32)
     before = own_params(learner.policy)
     state = copy.deepcopy(learner.state_dict())
     for task in range(len(tasks)):
@@ -216,10 +235,12 @@ def test_episodes_of_one_step_are_learned_from(name: str) -> None:
 
 
 @EVERY_LEARNER
-def test_a_task_without_enough_phases_is_a_callers_mistake(name: str) -> None:
+def test_a_task_with_another_number_of_phases_is_a_callers_mistake(name: str) -> None:
     learner, tasks = learner_and_tasks(name)
-    with pytest.raises(LearningError, match=r"task 0 brings 1 phases .* with 2 inner updates"):
-        learner.update([tasks[0][:1]])
+    for phases in (tasks[0][:1], (*tasks[0], tasks[0][0])):
+        message = rf"task 0 brings {len(phases)} phases .* with 2 inner updates; give it 3"
+        with pytest.raises(LearningError, match=message):
+            learner.update([phases])
 
 
 @EVERY_LEARNER

@@ -14,7 +14,7 @@ from asyncmaml.errors import ConfigurationError, LearningError
 LARGEST_OBSERVATION = 10.0  # rllab clips here before it squares
 STEPS_PER_UNIT = 100.0  # of the time features; rllab
 LARGEST_REGULARIZATION_RAISES = 5  # each to ten times as much; rllab
-MOST_NUMBERS = 1024  # of one observation; images beyond it are averaged over neighbours
+MOST_NUMBERS = 256  # of one observation; images beyond it are averaged over neighbours
 
 
 class LinearFeatureBaseline:
@@ -22,7 +22,7 @@ class LinearFeatureBaseline:
 
     The features of an observation o at step t are o, clipped to +-10, its square, t / 100, its
     square and cube, and 1. An integer observation (a `Discrete` space) becomes one-hot; images of
-    uint8 are scaled to [0, 1], and averaged over neighbours to at most 1,024 numbers.
+    uint8 are scaled to [0, 1], and averaged over neighbours to at most 256 numbers.
 
     Args:
         regularization: Weight of the coefficients' squares beside the squared errors.

@@ -1,9 +1,9 @@
 """Tasks put together for batched products, where that is faster.
 
 With few rows a task, a hundred small products cost their overhead and one stacked product does not;
-with many rows the products are large already. Products with the curvature of 20 tasks, 2 x 100 MLP,
-one thread, stacked as many times as fast: 4.4 at 20 rows, 2.0 at 200, 1.4 at 400, 1.1 at 800, 1.0 at
-2,000.
+with many rows the products are large already. Products with the curvature of 20 tasks, stacked, as
+many times as fast (2 x 100 MLP, one thread): 4.4 at 20 rows, 2.0 at 200, 1.4 at 400, 1.1 at 800 and
+1.0 at 2,000.
 """
 
 from collections.abc import Sequence

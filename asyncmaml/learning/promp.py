@@ -93,12 +93,12 @@ class ProMP(MetaLearner):
 
     def update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:
         """See `MetaLearner.update`. What is not finite undoes every epoch."""
-        groups, skipped, reason = self._usable(tasks, self.num_updates + 1)
-        if reason:
-            return UpdateReport(False, reason, skipped_tasks=skipped)
+        groups, report = self._usable(tasks, self.num_updates + 1)
+        if not groups:
+            return report
         before = self.state_dict()
         try:
-            report = self._epochs(groups, UpdateReport(False, skipped_tasks=skipped))
+            report = self._epochs(groups, report)
         except BaseException:
             self.load_state_dict(before)
             raise
@@ -156,27 +156,33 @@ class ProMP(MetaLearner):
             objective=self.objective,
             first_order=self.first_order,
         )
-        distributions, gradients = list[Distribution](), list[Tensors]()
+        distributions = list[Distribution]()
+        direct = list[Tensors | None]()
+        gradient: Tensors = ()
         loss = kl = pre_kl = 0.0
         for index, (phase, params) in enumerate(zip(group.phases, chain.points, strict=True)):
             leaves = leaves_of(self.policy, params)
             new = self._distribution(phase, {**params, **leaves})
             distributions.append(detached(new))
+            is_last = index == self.num_updates
             if olds is None:
                 with torch.no_grad():
                     self._check_on_policy(new, phase, index)
+                if not is_last:
+                    # KL(old || old): its gradient is 0, and what rounding made of it is no
+                    # gradient for Adam, which divides by its size.
+                    direct.append(None)
+                    continue
             divergence = mean_kl(olds[index] if olds else distributions[-1], new, phase.mask).sum()
-            if index < self.num_updates:
+            if is_last:
+                one, kl = self._clipped(new, phase), float(divergence.detach())
+            else:
                 one = self.inner_kl * divergence
                 pre_kl = float(divergence.detach()) if not index else pre_kl
-            else:
-                one = self._clipped(new, phase)
-                kl = float(divergence.detach())
             loss += float(one.detach())
-            gradients.append(
-                torch.autograd.grad(one, list(leaves.values()), materialize_grads=True)
-            )
-        gradient = group.summed(chain.pull(gradients[-1], gradients[:-1]))
+            gradient = torch.autograd.grad(one, list(leaves.values()), materialize_grads=True)
+            direct.append(gradient)
+        gradient = group.summed(chain.pull(gradient, direct[:-1]))
         return _Evaluation(loss, gradient, kl, pre_kl, distributions)
 
     def _clipped(self, distribution: Distribution, phase: Phase) -> Tensor:

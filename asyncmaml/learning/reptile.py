@@ -4,6 +4,7 @@ theta moves a share of the way to the mean of the adapted parameters, by plain i
 derivative of them. It needs no episodes after the last update; those that come are reported on.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.adaptation import adapted
 from asyncmaml.learning.distributions import mean_kl
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, ParameterLayout, TaskGroup
-from asyncmaml.learning.learner import NOT_APPLICABLE, MetaLearner, UpdateReport
+from asyncmaml.learning.learner import NOT_APPLICABLE, MetaLearner, UpdateReport, all_finite
 from asyncmaml.learning.mlp import Params
 from asyncmaml.learning.objectives import likelihood_ratio_loss
 from asyncmaml.learning.phases import Phase
@@ -66,38 +67,39 @@ class Reptile(MetaLearner):
 
         The gradient norm is that of the mean of theta - theta'_i, which Reptile takes for one.
         """
-        num_phases = min((len(phases) for phases in tasks), default=0)
-        num_phases = min(max(num_phases, self.num_updates), self.num_updates + 1)
-        groups, skipped, reason = self._usable(tasks, num_phases)
-        if reason:
-            return UpdateReport(False, reason, skipped_tasks=skipped)
+        fewest = min((len(phases) for phases in tasks), default=0)
+        if fewest == self.num_updates:  # some have no last phase: those of the others are not read
+            tasks = [phases[:fewest] for phases in tasks]
+        groups, report = self._usable(tasks, self.num_updates)
+        if not groups:
+            return report
         theta = self._theta()
-        num_tasks = sum(group.num_tasks for group in groups)
         points = [self._points(group, theta) for group in groups]
-        with torch.no_grad():
-            direction = sum(
-                self._layout.flat(
-                    group.summed(
-                        tuple(last[-1][name] - last[0][name] for name in self._layout.names)
-                    )
-                )
-                for group, last in zip(groups, points, strict=True)
-            )
-            assert isinstance(direction, torch.Tensor)
-            direction = direction / num_tasks
-            report = UpdateReport(
-                False, gradient_norm=float(direction.norm()), skipped_tasks=skipped
-            )
-            if report.gradient_norm == 0:
-                return replace(report, reason="no task's parameters moved when it adapted")
-            moved = self._layout.moved(theta, self.outer_step_size * direction)
-            if not direction.isfinite().all():
-                return replace(report, reason="the adapted parameters are not finite")
-        report = self._reported(groups, points, moved, num_tasks, report)
-        if num_phases > self.num_updates and not abs(report.loss_after) < float("inf"):
+        direction = self._mean_move(groups, points)
+        report = replace(report, gradient_norm=float(direction.norm()))
+        if report.gradient_norm == 0:
+            return replace(report, reason="no task's parameters moved when it adapted")
+        moved = self._layout.moved(theta, self.outer_step_size * direction)
+        if not all_finite(moved.values()):
+            return replace(report, reason="the adapted parameters are not finite")
+        report = self._reported(groups, points, moved, report)
+        figures = [report.pre_kl]
+        if len(groups[0].phases) > self.num_updates:
+            figures.append(report.loss_after)
+        if not all(map(math.isfinite, figures)):
             return replace(report, reason="the loss at the new parameters is not finite")
         self._move_to(moved)
         return replace(report, accepted=True)
+
+    def _mean_move(
+        self, groups: Sequence[TaskGroup], points: Sequence[Sequence[Params]]
+    ) -> torch.Tensor:
+        """Return the mean over tasks of theta'_i - theta, shape `(P,)`."""
+        moves = []
+        for group, (first, *_, last) in zip(groups, points, strict=True):
+            move = tuple(last[name] - first[name] for name in self._layout.names)
+            moves.append(self._layout.flat(group.summed(move)))
+        return torch.stack(moves).sum(0) / sum(group.num_tasks for group in groups)
 
     def _points(self, group: TaskGroup, theta: Params) -> list[dict[str, torch.Tensor]]:
         phases = group.phases[: self.num_updates]
@@ -112,7 +114,6 @@ class Reptile(MetaLearner):
         groups: Sequence[TaskGroup],
         old_points: Sequence[Sequence[Params]],
         theta: Params,
-        num_tasks: int,
         report: UpdateReport,
     ) -> UpdateReport:
         """Fill in the losses and divergences, as far as there are phases for them."""
@@ -133,6 +134,7 @@ class Reptile(MetaLearner):
                     totals[place] += float(mean_kl(old, new, phases[index].mask).sum())
                 totals[2] += float(likelihood_ratio_loss(old, phases[-1]))
                 totals[3] += float(likelihood_ratio_loss(new, phases[-1]))
+        num_tasks = sum(group.num_tasks for group in groups)
         pre_kl, kl, before, after = (totals / num_tasks).tolist()
         if len(groups[0].phases) == self.num_updates:
             kl = before = after = NOT_APPLICABLE
