@@ -79,7 +79,8 @@ def _evaluation_line(steps: int, one: "Estimate", digits: int) -> str:
     low, high = f"{one.low:,.{digits}f}", f"{one.high:,.{digits}f}"
     interval = "-" if math.isnan(one.low) else f"{low} .. {high}"
     sd = "-" if math.isnan(one.sd) else f"{one.sd:,.{digits}f}"
-    return f"{steps:<16}{one.mean:>10,.{digits}f}   {'±' if sd != '-' else ' '}{sd:>12}   {interval:>26}"
+    sign = " " if sd == "-" else "\N{PLUS-MINUS SIGN}"
+    return f"{steps:<16}{one.mean:>10,.{digits}f}   {sign}{sd:>12}   {interval:>26}"
 
 
 def files_line(names: Sequence[Any]) -> str:

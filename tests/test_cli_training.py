@@ -331,7 +331,8 @@ def test_terminal_shows_a_bar_with_returns_kl_speed_and_the_time_left(tmp_path: 
     with process_of(*command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         seen = b""
-        wanted = rb"training .* \d+/100,000 -\d\.\d\d \xe2\x86\x92 -\d\.\d\d +KL 0\.\d{4} +[\d,]+ steps/s"
+        returns = rb"-\d\.\d\d \xe2\x86\x92 -\d\.\d\d"
+        wanted = rb"training .* \d+/100,000 " + returns + rb" +KL 0\.\d{4} +[\d,]+ steps/s"
         while not re.search(wanted, re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen)):
             seen += os.read(terminal, 1 << 16)
         process.send_signal(signal.SIGINT)
