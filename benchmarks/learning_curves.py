@@ -69,7 +69,7 @@ class Outcome:
     @property
     def least_before(self) -> float:
         """Least mean return before adaptation, once the policy has taken off."""
-        return min(row["return_0"] for row in self.history[TAKE_OFF:] or self.history)
+        return min(float(row["return_0"]) for row in self.history[TAKE_OFF:] or self.history)
 
 
 def main() -> None:
