@@ -88,7 +88,13 @@ class NotFiniteError(EpisodeError, ArithmeticError):
 
 
 class WorkerError(EpisodeError):
-    """A worker process failed as a whole."""
+    """A worker process failed as a whole; `stderr_tail` is what it wrote to stderr last."""
+
+    def __init__(self, message: str, *, stderr_tail: str = "", **where: Any) -> None:
+        super().__init__(message, **where)
+        self.stderr_tail = stderr_tail
+        if stderr_tail:
+            self.add_note("the worker's last words on stderr:\n" + stderr_tail)
 
 
 class WorkerStartError(WorkerError):

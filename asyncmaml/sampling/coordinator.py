@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncmaml.errors import AsyncMAMLError, EpisodeError
+from asyncmaml.errors import AsyncMAMLError, WorkerError
 from asyncmaml.sampling.actor import Acting, ActionWriter, Actor
 from asyncmaml.sampling.failures import in_episode, policy_error, row_error
 from asyncmaml.sampling.lane import Lane, RowTable
@@ -140,7 +140,7 @@ class Coordinator:
         else:  # no other reply can be on its way
             self._tick()
 
-    def lose(self, lanes: list[Lane], error: EpisodeError, max_attempts: int) -> None:
+    def lose(self, lanes: list[Lane], error: WorkerError, max_attempts: int) -> None:
         """Give the episodes of a lost worker to other rows, to be run again from their seeds.
 
         Args:
@@ -156,13 +156,13 @@ class Coordinator:
                 self._log.drop(lane.pending)
             self._reclaim(lane)
             self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
-            for slot, batch_id in lane.reset():
+            for slot, batch_id, step in lane.reset():
                 loser = self._requests.get(slot)
                 if loser is None:  # an earlier episode of this loop has failed it
                     continue
                 attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
                 if attempts > max_attempts:
-                    self.fail(loser, in_episode(error, loser, batch_id))
+                    self.fail(loser, in_episode(error, loser, batch_id, step))
                 else:
                     self._give_back(loser, range(batch_id, batch_id + 1))
         self._request_tick()

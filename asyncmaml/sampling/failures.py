@@ -11,6 +11,7 @@ from asyncmaml.errors import (
     EpisodeError,
     NotFiniteError,
     PolicyError,
+    WorkerError,
 )
 from asyncmaml.sampling.actor import NotFiniteActionError
 from asyncmaml.sampling.requests import Request
@@ -52,10 +53,12 @@ def policy_error(
     return failure
 
 
-def in_episode(error: EpisodeError, request: Request, batch_id: int) -> EpisodeError:
+def in_episode(
+    error: WorkerError, request: Request, batch_id: int, step: int | None
+) -> WorkerError:
     """Return the error of a lost worker for one of the episodes that it had."""
-    where = request.where(batch_id, None)
-    return type(error)(str(error) + _in_words(where), **where)
+    where = request.where(batch_id, step)
+    return type(error)(str(error) + _in_words(where), stderr_tail=error.stderr_tail, **where)
 
 
 def _in_words(where: dict[str, Any]) -> str:

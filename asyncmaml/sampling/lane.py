@@ -227,11 +227,23 @@ class Lane:
             self._orders[gone] = _IDLE
             self._has_changed = True
 
-    def reset(self) -> list[tuple[int, int]]:
-        """Forget the link and all orders; return slot and batch id of the episodes lost."""
+    def reset(self) -> list[tuple[int, int, int | None]]:
+        """Forget the link and all orders.
+
+        Returns:
+            Of the episodes lost: slot, batch id, and the step under way; None before the first.
+        """
         mine = slice(self.first_row, self.first_row + self.num_rows)
         owners, ids = self._table.owners[mine], self._table.batch_ids[mine]
-        lost = [(int(owners[row]), int(ids[row])) for row in np.flatnonzero(owners != NOBODY)]
+        steps = self._table.steps[mine]
+        lost = [
+            (
+                int(owners[row]),
+                int(ids[row]),
+                int(steps[row]) if self._orders[row] == _STEP else None,
+            )
+            for row in np.flatnonzero(owners != NOBODY)
+        ]
         owners[:] = NOBODY
         self._orders[:] = _IDLE
         self._has_starts = False

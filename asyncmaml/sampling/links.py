@@ -145,6 +145,7 @@ class ProcessLink(Link):
         self._ended = asyncio.Event()
         self._is_open = True
         self._loop.add_reader(self._pipe, self._receive)
+        process.output.watch(self._loop)
 
     async def set_up(self, setup: bytes) -> Ready | list[RowFailure] | None:
         """Have the first environment made; None if the process ended over it."""

@@ -22,7 +22,9 @@ from asyncmaml.errors import (
 from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.lane import Lane
 from asyncmaml.sampling.links import InlineLink, Link, ProcessLink, layout_of
+from asyncmaml.sampling.output import WorkerOutputMode
 from asyncmaml.sampling.process import WorkerProcess, describe_exit
+from asyncmaml.sampling.starting import StartMethod
 from asyncmaml.worker.main import Ready, Setup
 from asyncmaml.worker.protocol import RowFailure
 
@@ -38,6 +40,8 @@ class PoolSettings:
     step_timeout: float
     start_timeout: float
     max_restarts: int
+    start_method: StartMethod
+    worker_output: WorkerOutputMode
 
 
 @contextmanager
@@ -73,7 +77,6 @@ class WorkerPool:
         self._coordinator: Coordinator | None = None
         self._replacements: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
-        self._num_processes = 0
         self._is_closing = False
         self.num_restarts = 0
 
@@ -90,8 +93,8 @@ class WorkerPool:
             self._pickled = self._pickled_setup()
             async with asyncio.TaskGroup() as group:
                 starts = [
-                    group.create_task(self._start_worker(), name=f"start-worker-{index}")
-                    for index in range(self._settings.num_workers)
+                    group.create_task(self._start_worker(worker), name=f"start-worker-{worker}")
+                    for worker in range(self._settings.num_workers)
                 ]
         except BaseExceptionGroup as errors:
             self.kill()
@@ -136,12 +139,14 @@ class WorkerPool:
         if self._lanes[worker][0].link is link:
             self._lose(worker, None)
 
-    async def _start_worker(self) -> tuple[ProcessLink, Ready]:
-        process = WorkerProcess(self._num_processes)
-        self._num_processes += 1
+    async def _start_worker(self, worker: int) -> tuple[ProcessLink, Ready]:
+        settings = self._settings
+        process = WorkerProcess(worker, settings.start_method, settings.worker_output)
         link = None
         try:
-            process.start()
+            # A forked worker goes on with what this thread has set.
+            with torch.inference_mode(False):
+                process.start()
             link = ProcessLink(process)
             self._links.append(link)  # from here on kill() knows it
             setup = self._pickled
@@ -149,7 +154,7 @@ class WorkerPool:
                 async with asyncio.timeout(self._settings.start_timeout):
                     answer = await link.set_up(setup)
             except TimeoutError:
-                raise self._late() from None
+                raise self._late(process) from None
             if not isinstance(answer, Ready):
                 raise self._start_error(process, answer)
             try:
@@ -186,15 +191,16 @@ class WorkerPool:
             return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
         process.aio_process.join(1.0)  # it has closed its pipe: it ends
         return WorkerStartError(
-            f"a worker {describe_exit(process.exitcode)} before it had made {name}; its own "
-            "words are above on stderr"
+            f"a worker {describe_exit(process.exitcode)} before it had made {name}",
+            stderr_tail=process.output.stderr_tail(),
         )
 
-    def _late(self) -> WorkerStartError:
+    def _late(self, process: WorkerProcess) -> WorkerStartError:
         return WorkerStartError(
             f"a worker did not make {self._setup.maker.name} within "
             f"{self._settings.start_timeout} s and was killed; raise start_timeout if its "
-            "constructor may take longer"
+            "constructor may take longer",
+            stderr_tail=process.output.stderr_tail(),
         )
 
     def _watch_steps(self) -> None:
@@ -204,11 +210,14 @@ class WorkerPool:
         oldest = time.perf_counter() - timeout
         for worker, lanes in enumerate(self._lanes):
             if self._is_late(lanes, oldest):
+                link = lanes[0].link
+                assert isinstance(link, ProcessLink)
                 message = (
                     f"worker {worker} did not answer STEP within {timeout} s and was killed; "
                     "raise step_timeout if one step of its rows may take longer"
                 )
-                self._lose(worker, WorkerTimeoutError(message))
+                tail = link.process.output.stderr_tail()
+                self._lose(worker, WorkerTimeoutError(message, stderr_tail=tail))
         self._watch = loop.call_later(min(timeout / 4, 1.0), self._watch_steps)
 
     def _is_late(self, lanes: list[Lane], oldest: float) -> bool:
@@ -236,7 +245,8 @@ class WorkerPool:
             ended = describe_exit(link.process.exitcode)
             error = WorkerDiedError(
                 f"worker {worker} {ended} in the middle of an episode, "
-                f"{self._settings.max_restarts + 1} times for this one"
+                f"{self._settings.max_restarts + 1} times for this one",
+                stderr_tail=link.process.output.stderr_tail(),
             )
         coordinator.lose(lanes, error, self._settings.max_restarts)
         link.kill()
@@ -253,7 +263,7 @@ class WorkerPool:
         assert coordinator is not None
         for attempt in range(self._settings.max_restarts + 1):
             try:
-                link, ready = await self._start_worker()
+                link, ready = await self._start_worker(worker)
             except (AsyncMAMLError, OSError) as error:
                 if attempt == self._settings.max_restarts:
                     if not isinstance(error, AsyncMAMLError):

@@ -25,9 +25,11 @@ from asyncmaml.sampling.arguments import (
 )
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
+from asyncmaml.sampling.output import WorkerOutputMode, checked_output_mode
 from asyncmaml.sampling.pool import PoolSettings
 from asyncmaml.sampling.requests import Deliver, Request, Task, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
+from asyncmaml.sampling.starting import StartMethod, checked_start_method
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import Seeds
 from asyncmaml.worker.protocol import MAX_GROUPS
@@ -71,6 +73,13 @@ class AsyncSampler:
         step_timeout: Seconds that one worker may take for one command.
         start_timeout: Seconds that one worker may take to start and make its first environment.
         max_restarts: Workers that one episode may lose before its `sample()` raises.
+        start_method: How worker processes are started: "spawn", "forkserver" or "fork". None of
+            them imports the main script. "fork" copies this whole process, with the locks that its
+            other threads hold in that moment, and its numeric libraries keep their threads.
+        worker_output: What becomes of what environments print in workers. "pass": it is written,
+            in whole lines, to this process's `sys.stdout` and `sys.stderr`; "log": each line is
+            logged; "capture": it is shown in errors alone. Warnings and log records of workers
+            are logged in any case; the logger is `asyncmaml.worker`.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -93,6 +102,8 @@ class AsyncSampler:
         step_timeout: float = 60.0,
         start_timeout: float = 60.0,
         max_restarts: int = 3,
+        start_method: StartMethod = "spawn",
+        worker_output: WorkerOutputMode = "pass",
     ) -> None:
         self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
         self._batch_size = whole_number("batch_size", batch_size, 1)
@@ -109,6 +120,8 @@ class AsyncSampler:
             positive_seconds("step_timeout", step_timeout),
             positive_seconds("start_timeout", start_timeout),
             whole_number("max_restarts", max_restarts, 0),
+            checked_start_method(start_method),
+            checked_output_mode(worker_output),
         )
         self._device = torch_device(device)
         self._snapshots = Snapshots(self._device)
