@@ -15,7 +15,11 @@ import uvloop
 
 pytest.register_assert_rewrite("oracle", "processes")
 
-from processes import children, descriptors  # noqa: E402  (rewritten as they are imported)
+from oracle import PENDULUM, lockstep, policy_of  # noqa: E402  (rewritten as they are imported)
+from processes import children, descriptors  # noqa: E402
+
+from asyncmaml import BatchEpisodes  # noqa: E402
+from asyncmaml.learning.policies import MLPPolicy  # noqa: E402
 
 
 def _belongings() -> dict[str, Counter[Any]]:
@@ -61,3 +65,10 @@ def register() -> Iterator[Any]:
     yield gymnasium.register
     gymnasium.registry.clear()
     gymnasium.registry.update(entries)
+
+
+@pytest.fixture(scope="session")
+def pendulum() -> tuple[MLPPolicy, BatchEpisodes]:
+    """Return a policy, and the 60 episodes that it should come to with `PENDULUM`."""
+    pendulum_policy = policy_of(gymnasium.make(PENDULUM["env"]).unwrapped)
+    return pendulum_policy, lockstep(policy=pendulum_policy, batch_size=60, **PENDULUM)[0]
