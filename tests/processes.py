@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,27 @@ ROOT = Path(__file__).parent.parent
 
 
 def children() -> set[int]:
-    """Return our child processes, zombies too, without multiprocessing's resource tracker."""
+    """Return our child processes, zombies too, and those that a fork server has made for us.
+
+    The server itself and multiprocessing's resource tracker are nobody's fault.
+    """
+    tracker: Any = resource_tracker._resource_tracker
+    server: Any = forkserver._forkserver
+    found = children_of(os.getpid())
+    if server._forkserver_pid in found:
+        found |= children_of(server._forkserver_pid)
+    return found - {tracker._pid, server._forkserver_pid}
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the child processes of one that runs, zombies too."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             found.update(map(int, (task / "children").read_text().split()))
         except FileNotFoundError:  # the thread has ended meanwhile
             continue
-    tracker: Any = resource_tracker._resource_tracker  # its process is nobody's fault
-    return found - {tracker._pid}
+    return found
 
 
 def descriptors() -> dict[int, str]:
@@ -48,8 +60,8 @@ def is_alive(pid: int) -> bool:
 
 
 def resident_mebibytes(pid: int) -> float:
-    """Return the process's VmRSS."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    """Return the VmRSS of a process; 0: of this one."""
+    status = Path(f"/proc/{pid or 'self'}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024

@@ -82,18 +82,20 @@ def _redirect(ends: WorkerEnds) -> None:
         os.dup2(stream.fileno(), descriptor)
         stream.close()
     # Made anew: a forked process has what its parent had, a notebook's for one.
-    sys.stdout = sys.__stdout__ = _text_stream(1)  # type: ignore[misc]  # final
-    sys.stderr = sys.__stderr__ = _text_stream(2)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _text_stream(1, is_buffered=True)  # type: ignore[misc]  # final
+    sys.stderr = sys.__stderr__ = _text_stream(2, is_buffered=False)  # type: ignore[misc]
     logger = logging.getLogger()
     logger.handlers[:] = [_RecordSender(ends.records)]
     logger.setLevel(ends.log_level)
     warnings.showwarning = _send_warning
 
 
-def _text_stream(descriptor: int) -> TextIOWrapper:
-    # Line by line, so that nothing is lost with a worker that dies.
-    return open(
-        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+def _text_stream(descriptor: int, *, is_buffered: bool) -> TextIOWrapper:
+    """Return a stream that keeps nothing back but an unfinished line; without buffer, nothing."""
+    # Python's own stderr would keep the last words of a worker that is killed.
+    binary = os.fdopen(descriptor, "wb", buffering=-1 if is_buffered else 0, closefd=False)
+    return TextIOWrapper(
+        binary, "utf-8", "backslashreplace", line_buffering=True, write_through=not is_buffered
     )
 
 

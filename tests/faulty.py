@@ -1,0 +1,151 @@
+"""An environment that does something to its process; a worker imports this: no torch here."""
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from fakes import CountingEnv, Step
+
+FLOOD_BYTES = 4 << 20
+
+
+def segfault() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+def abort() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.write(2, b"assertion of a C library failed")
+    os.abort()
+
+
+def exit_hard() -> None:
+    os._exit(7)
+
+
+def use_up_memory() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, limits[1]))
+    try:
+        bytearray(1 << 34)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def kill() -> None:
+    sys.stderr.write("these are my last words")  # without an end of line
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_a_child_and_die() -> None:
+    """A process that holds the worker's streams and goes on writing."""
+    subprocess.Popen(["sh", "-c", "echo orphan >&2; exec sleep 3"])
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    print("I will think about it", file=sys.stderr)
+    time.sleep(3600)
+
+
+def hang_with_the_gil() -> None:
+    """As a C library without an end would do."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def flood() -> None:
+    for descriptor in (1, 2):
+        for _ in range(FLOOD_BYTES >> 16):
+            os.write(descriptor, b"x" * (1 << 16))
+
+
+def flood_log() -> None:
+    for number in range(2000):
+        logging.getLogger("env").error("%d %s", number, "y" * 2000)
+
+
+def speak() -> None:
+    print("from Python")
+    print("complaint of Python", file=sys.stderr)
+    os.write(1, b"from C\n")
+    subprocess.run(["sh", "-c", "echo complaint of a child >&2"], check=True)
+
+
+def warn() -> None:
+    warnings.warn("the model is old", UserWarning, stacklevel=2)
+
+
+def log() -> None:
+    logger = logging.getLogger("simulator.physics")
+    logger.info("nobody wants to know")
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        logger.exception("no contact with %s", "the ground")
+
+
+def log_too_much() -> None:
+    logging.getLogger("env").error("\N{GRINNING FACE}\ud800" * 100_000)
+
+
+def log_what_cannot_be_formatted() -> None:
+    logging.getLogger("env").error("%d", "no number")
+
+
+class DoingEnv(CountingEnv):
+    """Does `deed`, a function of this module, before step `at`; where there is a `marker`, once.
+
+    A task may name the deed as well: `{"deed": "speak"}`.
+    """
+
+    def __init__(
+        self, deed: str = "", at: int = 1, length: int | None = 3, marker: str | None = None
+    ) -> None:
+        super().__init__(length)
+        self.deed, self.at, self.marker = deed, at, marker
+
+    def do(self) -> None:
+        deed = self.task.get("deed", self.deed)
+        if not deed:
+            return
+        if self.marker is not None:
+            if Path(self.marker).exists():
+                return
+            Path(self.marker).touch()
+        globals()[deed]()
+
+    def step(self, action: Any) -> Step:
+        if self.steps == self.at:
+            self.do()
+        return super().step(action)
+
+
+class DoingWhenMadeEnv(DoingEnv):
+    """Does it in its constructor."""
+
+    def __init__(self, deed: str = "") -> None:
+        super().__init__(deed)
+        self.do()
+
+
+class PartingEnv(CountingEnv):
+    """Says something as it is closed."""
+
+    def close(self) -> None:
+        print("goodbye")
+        logging.getLogger("env").error("closed")
