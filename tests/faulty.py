@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fakes import CountingEnv, Step
 
 FLOOD_BYTES = 4 << 20
@@ -141,6 +142,34 @@ class DoingWhenMadeEnv(DoingEnv):
     def __init__(self, deed: str = "") -> None:
         super().__init__(deed)
         self.do()
+
+
+class NestedEnv(CountingEnv):
+    """Opens a sampler of its own at the first reset; observes the sum of an episode's rewards."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        import asyncio  # these three would otherwise be in every worker of the tests
+
+        from oracle import uniform
+
+        from asyncmaml import AsyncSampler
+
+        async def sample() -> float:
+            async with AsyncSampler(CountingEnv, num_workers=1) as sampler:
+                return float((await sampler.sample(uniform, batch_size=1)).rewards.sum())
+
+        self.offset = asyncio.run(sample())
+        return super().reset(seed=seed)
+
+
+class ThreadCountEnv(CountingEnv):
+    """Observes how many threads its process has once it has multiplied matrices."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        square = np.ones((512, 512))
+        assert (square @ square)[0, 0] == 512
+        self.offset = len(os.listdir("/proc/self/task"))
+        return super().reset(seed=seed)
 
 
 class PartingEnv(CountingEnv):
