@@ -178,3 +178,11 @@ class PartingEnv(CountingEnv):
     def close(self) -> None:
         print("goodbye")
         logging.getLogger("env").error("closed")
+
+
+class ClosingForEverEnv(CountingEnv):
+    """Cannot be closed in a worker."""
+
+    def close(self) -> None:
+        if "asyncmaml.sampling" not in sys.modules:  # in the driver there is one for its tasks
+            time.sleep(3600)
