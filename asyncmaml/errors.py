@@ -87,6 +87,10 @@ class NotFiniteError(EpisodeError, ArithmeticError):
     """A NaN or an infinity in an observation, a reward or an action."""
 
 
+class OutOfSpaceError(EpisodeError, ValueError):
+    """An observation or an action that lies outside of its space, where that is checked."""
+
+
 class WorkerError(EpisodeError):
     """A worker process failed as a whole; `stderr_tail` is what it wrote to stderr last."""
 

@@ -10,6 +10,7 @@ from asyncmaml.errors import (
     EnvironmentFailedError,
     EpisodeError,
     NotFiniteError,
+    OutOfSpaceError,
     PolicyError,
     WorkerError,
 )
@@ -20,7 +21,7 @@ from asyncmaml.worker.protocol import RowFailure
 
 
 def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -> EpisodeError:
-    """Return the error for an environment that raised, or returned a NaN or an infinity.
+    """Return the error for an environment that raised, or returned what it must not.
 
     Args:
         request: Owns the episode.
@@ -32,6 +33,8 @@ def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -
     message = f"{failure.phase} failed: {failure.error}{_in_words(where)}"
     if failure.not_finite:
         return NotFiniteError(message, **where)
+    if failure.out_of_space:
+        return OutOfSpaceError(message, **where)
     return EnvironmentFailedError(message, remote_traceback=failure.remote_traceback, **where)
 
 

@@ -42,6 +42,7 @@ class PoolSettings:
     max_restarts: int
     start_method: StartMethod
     worker_output: WorkerOutputMode
+    check_spaces: bool
 
 
 @contextmanager
@@ -68,7 +69,11 @@ class WorkerPool:
     def __init__(self, maker: EnvMaker, settings: PoolSettings) -> None:
         self._settings = settings
         self._setup = Setup(
-            maker, settings.envs_per_worker, settings.groups_per_worker, registered_by_user()
+            maker,
+            settings.envs_per_worker,
+            settings.groups_per_worker,
+            settings.check_spaces,
+            registered_by_user(),
         )
         self._pickled = b""
         self._links: list[Link] = []

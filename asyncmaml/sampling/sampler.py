@@ -80,6 +80,9 @@ class AsyncSampler:
             in whole lines, to this process's `sys.stdout` and `sys.stderr`; "log": each line is
             logged; "capture": it is shown in errors alone. Warnings and log records of workers
             are logged in any case; the logger is `asyncmaml.worker`.
+        check_spaces: Raise where an observation, or an action as the environment takes it, lies
+            outside of its space; costs some 10 us a step. Shape, a dtype that cannot hold what
+            the environment returns, NaN and infinities are told in any case.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -104,6 +107,7 @@ class AsyncSampler:
         max_restarts: int = 3,
         start_method: StartMethod = "spawn",
         worker_output: WorkerOutputMode = "pass",
+        check_spaces: bool = False,
     ) -> None:
         self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
         self._batch_size = whole_number("batch_size", batch_size, 1)
@@ -122,6 +126,7 @@ class AsyncSampler:
             whole_number("max_restarts", max_restarts, 0),
             checked_start_method(start_method),
             checked_output_mode(worker_output),
+            bool(check_spaces),
         )
         self._device = torch_device(device)
         self._snapshots = Snapshots(self._device)
@@ -229,6 +234,7 @@ class AsyncSampler:
             PolicyError: The policy raised, or its distribution does not fit the action space.
             EnvironmentFailedError: The environment raised.
             NotFiniteError: An observation, reward or action is NaN or infinite.
+            OutOfSpaceError: An observation or action lies outside of its space (`check_spaces`).
             WorkerDiedError: One episode lost more than `max_restarts` workers.
             WorkerTimeoutError: The same, because they did not answer in time.
         """

@@ -27,6 +27,7 @@ class Setup:
     maker: "EnvMaker"
     num_rows: int | None
     num_groups: int | None
+    check_spaces: bool
     registered: list[bytes]
     """Registry entries of the parent that a fresh process lacks."""
 
@@ -131,7 +132,9 @@ class _Server:
 
             setup: Setup = pickle.loads(payload)
             register_all(setup.registered)
-            self._fleet = Fleet.make(setup.maker, setup.num_rows, setup.num_groups)
+            self._fleet = Fleet.make(
+                setup.maker, setup.num_rows, setup.num_groups, check_spaces=setup.check_spaces
+            )
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             summary = "".join(traceback.format_exception_only(error)).strip()
@@ -151,8 +154,7 @@ class _Server:
         layout = WorkerLayout(sizes, fleet.observation_space, fleet.action_space)
         block = mmap.mmap(descriptor, layout.num_bytes)
         os.close(descriptor)
-        for group, arrays in zip(fleet.groups, layout.views(block), strict=True):
-            group.attach(arrays)
+        fleet.attach(layout.views(block))
 
     def close(self) -> None:
         if self._fleet is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import reset_task
 from asyncmaml.worker.protocol import NO_TASK
-from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows
+from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows, refuse_misfit
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 
@@ -67,20 +67,15 @@ class SingleRows(Rows):
         self._write(self._arrays.observations, row, observation)
 
     def _write(self, target: NDArray[Any], row: int, observation: Any) -> None:
-        # Assignment would broadcast a smaller shape without a word.
         observation = np.asarray(observation)
-        if observation.shape != target.shape[1:]:
-            message = (
-                f"an observation has shape {observation.shape}, the environment's "
-                f"observation space says {target.shape[1:]}"
-            )
-            raise ValueError(message)
-        target[row] = observation
+        place = target[row, ...]
+        refuse_misfit(observation, place)
+        place[...] = observation
 
     def _step(self) -> None:
         arrays = self._arrays
         observations, rewards, outcomes = arrays.observations, arrays.rewards, arrays.outcomes
-        shape = observations.shape[1:]
+        shape, dtype, floating = observations.shape[1:], observations.dtype, self._floating
         # Copied once, since an environment may keep its action and the coordinator writes the next
         # one here. What Discrete gets is what Discrete.sample() gives: numpy's int64.
         actions: list[Any] = list(arrays.actions.copy())
@@ -100,7 +95,11 @@ class SingleRows(Rows):
                         outcome = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
                         # Before the reset: an environment may reuse its observation's memory.
                         self._write(arrays.last_observations, row, observation)
-                    elif observation.__class__ is np.ndarray and observation.shape == shape:
+                    elif (
+                        observation.__class__ is np.ndarray
+                        and observation.shape == shape
+                        and (floating or observation.dtype == dtype)
+                    ):
                         observations[row] = observation
                         continue
                     else:
