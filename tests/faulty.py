@@ -186,3 +186,30 @@ class ClosingForEverEnv(CountingEnv):
     def close(self) -> None:
         if "asyncmaml.sampling" not in sys.modules:  # in the driver there is one for its tasks
             time.sleep(3600)
+
+
+class LoudEnv(CountingEnv):
+    """Raises with a text as long as its task says."""
+
+    def step(self, action: Any) -> Step:
+        if self.task.get("loud"):
+            raise ArithmeticError("z" * self.task["loud"])
+        return super().step(action)
+
+
+class LengthEnv(CountingEnv):
+    """Lasts as long as its task says."""
+
+    def reset_task(self, task: Any) -> None:
+        super().reset_task(task)
+        self.length = task["length"]
+
+
+class GatedResetEnv(CountingEnv):
+    """Waits in the reset where its task names two FIFOs: to say so, and to be let go."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if "gate" in self.task:
+            Path(self.task["arrived"]).write_bytes(b".")
+            Path(self.task["gate"]).read_bytes()
+        return super().reset(seed=seed)

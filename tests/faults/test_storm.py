@@ -1,26 +1,20 @@
-"""Many at once, much at once, over and over: nothing wears out, nothing mixes."""
+"""Everything at once; `benchmarks/chaos.py` is the long form."""
 
 import asyncio
 import os
 import random
 import signal
-import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fakes import (
-    CountingEnv,
-    ImageEnv,
     RaisingEnv,
 )
 from oracle import assert_same, lockstep, uniform
 from processes import (
     children,
-    descriptors,
     until,
-    wait_until,
 )
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
@@ -30,43 +24,6 @@ from asyncmaml.errors import (
     EnvironmentFailedError,
     PolicyError,
 )
-
-
-async def test_opening_and_closing_wears_nothing_out() -> None:
-    def are_native_threads_gone() -> bool:
-        return len(os.listdir("/proc/self/task")) <= threads
-
-    counts = set()
-    for cycle in range(30):
-        async with AsyncSampler(CountingEnv, num_workers=1, envs_per_worker=2) as sampler:
-            await sampler.sample(uniform, batch_size=2)
-        if not cycle:  # what libraries open once is open now
-            threads = len(os.listdir("/proc/self/task"))
-        counts.add((len(descriptors()), threading.active_count()))
-        wait_until(are_native_threads_gone, 1)  # the last one may still end
-    assert len(counts) == 1
-
-
-async def test_large_task_crosses_the_pipe() -> None:
-    table = np.random.default_rng(0).bytes(300 << 10)
-    tasks = [{"number": float(number), "table": table} for number in range(5)]
-    async with AsyncSampler(
-        CountingEnv, num_workers=2, envs_per_worker=1, batch_size=4, seed=0
-    ) as sampler:
-        results = await asyncio.gather(*(sampler.sample(uniform, task=task) for task in tasks))
-    for number, episodes in enumerate(results):
-        assert (episodes.observations[..., 2] == number).all()
-
-
-async def test_observations_of_a_mebibyte_are_carried() -> None:
-    async with AsyncSampler(
-        lambda: ImageEnv(size=592, length=4), num_workers=2, envs_per_worker=2, batch_size=6
-    ) as sampler:
-        episodes = await sampler.sample(uniform)
-    assert episodes.observations[0, 0].nbytes > 1 << 20
-    firsts = episodes.observations.flatten(2)[..., 0]
-    assert firsts.T.tolist() == [[0, 100, 200, 44]] * 6
-    assert (episodes.observations.flatten(2) == firsts[..., None]).all()
 
 
 @pytest.mark.parametrize(("num_workers", "num_rows", "num_deaths"), [(0, 3, 0), (2, 3, 2)])
