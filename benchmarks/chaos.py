@@ -30,8 +30,8 @@ from typing import Any
 from storm import Oracle, Round, Tally
 
 _NUM_CALLS = 150
-_WARM_UP_ROUNDS = 3
-"""Until libraries have opened what they keep."""
+_WARM_UP = ("spawn", "forkserver", "fork")
+"""Until libraries have opened what they keep, a fork server for one."""
 _RSS_GROWTH = 0.10
 """What an allocator may do over a run; a leak of one request a round is far above."""
 
@@ -47,13 +47,14 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes
     num_rounds, before, rss = 0, Counter[Any](), 0.0
     with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < until or num_rounds <= _WARM_UP_ROUNDS:
-            asyncio.run(Round(oracle, tally, chance, Path(folder), workers).run())
+        while time.monotonic() < until or num_rounds <= len(_WARM_UP):
+            method = _WARM_UP[num_rounds] if num_rounds < len(_WARM_UP) else None
+            asyncio.run(Round(oracle, tally, chance, Path(folder), workers, method).run())
             num_rounds += 1
             gc.collect()
-            if num_rounds == _WARM_UP_ROUNDS:
+            if num_rounds == len(_WARM_UP):
                 before, rss = belongings(), resident_mebibytes()
-            if num_rounds > _WARM_UP_ROUNDS:
+            if num_rounds > len(_WARM_UP):
                 for kind, number in (belongings() - before).items():
                     leaks[kind] = max(leaks[kind], number)
             _show(num_rounds, tally, leaks)
@@ -127,7 +128,7 @@ def report(
     for kind, seconds in sorted(tally.recoveries.items()):
         median, worst = statistics.median(seconds), max(seconds)
         lines.append(f"  {kind:10s}  median {median:.3f} s, worst {worst:.3f} s, n {len(seconds)}")
-    lines.append(f"resident memory    {grown:+.1%} since round {_WARM_UP_ROUNDS}")
+    lines.append(f"resident memory    {grown:+.1%} since round {len(_WARM_UP)}")
     lines.append(f"mismatches         {len(tally.mismatches)}")
     lines += [f"  {text}" for text in tally.mismatches[:20]]
     lines.append(f"leaked resources   {sum(leaks.values())}")

@@ -103,6 +103,7 @@ class Round:
         chance: Where everything drawn comes from.
         folder: For notes of what has been done once.
         living: Returns the worker processes.
+        start_method: Of the workers; None: drawn.
     """
 
     def __init__(
@@ -112,12 +113,14 @@ class Round:
         chance: random.Random,
         folder: Path,
         living: Callable[[], set[int]],
+        start_method: Any = None,
     ) -> None:
         self._oracle = oracle
         self._tally = tally
         self._chance = chance
         self._folder = folder
         self._living = living
+        self._start_method = start_method
         self._num_markers = 0
 
     async def run(self) -> None:
@@ -134,7 +137,7 @@ class Round:
         if chance.random() < 0.2:
             jobs.append(self._fatal)
         chance.shuffle(jobs)
-        method: Any = chance.choices(["spawn", "forkserver", "fork"], [6, 3, 1])[0]
+        drawn: Any = chance.choices(["spawn", "forkserver", "fork"], [6, 3, 1])[0]
         async with AsyncSampler(
             StormEnv,
             num_workers=chance.randint(1, 4),
@@ -143,7 +146,7 @@ class Round:
             seed=ROOT_SEED,
             step_timeout=STEP_TIMEOUT,
             max_restarts=MAX_RESTARTS,
-            start_method=method,
+            start_method=self._start_method or drawn,
             worker_output="capture",
         ) as self._sampler:
             try:

@@ -130,8 +130,13 @@ class DoingEnv(CountingEnv):
             Path(self.marker).touch()
         globals()[deed]()
 
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.task.get("at", self.at) == "reset":
+            self.do()
+        return super().reset(seed=seed)
+
     def step(self, action: Any) -> Step:
-        if self.steps == self.at:
+        if self.steps == self.task.get("at", self.at):
             self.do()
         return super().step(action)
 

@@ -146,25 +146,33 @@ class Coordinator:
         Args:
             lanes: Their worker is gone.
             error: Delivered to a request one of whose episodes has lost `max_attempts` workers.
-            max_attempts: Workers that one episode may lose.
+            max_attempts: Workers that one episode may lose. Counted where the worker was at this
+                episode, or at none that is known; the others of its episodes just run again.
         """
         answered = [lane for lane, _ in self._replies]
         self._replies = [reply for reply in self._replies if reply[0] not in lanes]
+        lost: dict[tuple[int, int], int | None] = {}
+        culprits: set[tuple[int, int]] = set()
         for lane in lanes:
             self._under_way[lane.worker] -= lane.is_stepping and lane not in answered
             if lane.pending is not None:
                 self._log.drop(lane.pending)
+            culprits |= lane.under_the_worker()
             self._reclaim(lane)
             self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
-            for slot, batch_id, step in lane.reset():
-                loser = self._requests.get(slot)
-                if loser is None:  # an earlier episode of this loop has failed it
-                    continue
-                attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
-                if attempts > max_attempts:
-                    self.fail(loser, in_episode(error, loser, batch_id, step))
-                else:
-                    self._give_back(loser, range(batch_id, batch_id + 1))
+            lost |= lane.reset()
+        for slot, batch_id in lost:
+            if slot in self._requests:
+                self._give_back(self._requests[slot], range(batch_id, batch_id + 1))
+        # Where it is not known which episode it was, it may have been any of them.
+        for slot, batch_id in culprits or lost.keys():
+            loser = self._requests.get(slot)
+            if loser is None:  # cancelled, or an earlier episode of this loop has failed it
+                continue
+            attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
+            if attempts > max_attempts:
+                step = lost.get((slot, batch_id))
+                self.fail(loser, in_episode(error, loser, batch_id, step))
         self._request_tick()
 
     def environment_seconds(self) -> float:

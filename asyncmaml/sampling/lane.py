@@ -227,23 +227,36 @@ class Lane:
             self._orders[gone] = _IDLE
             self._has_changed = True
 
-    def reset(self) -> list[tuple[int, int, int | None]]:
+    def under_the_worker(self) -> set[tuple[int, int]]:
+        """Return slot and batch id of the episode that the worker is at, if it is at one."""
+        at = int(self.arrays.at_work[0])
+        if at < 0:
+            return set()
+        if at < self.num_rows:
+            row = self.first_row + at
+            return {(int(self._table.owners[row]), int(self._table.batch_ids[row]))}
+        offer = at - self.num_rows - int(self.arrays.offers[0])
+        for request, ids in self.offers:
+            if offer < len(ids):
+                return {(request.slot, ids[offer])}
+            offer -= len(ids)
+        return set()
+
+    def reset(self) -> dict[tuple[int, int], int | None]:
         """Forget the link and all orders.
 
         Returns:
-            Of the episodes lost: slot, batch id, and the step under way; None before the first.
+            The episodes lost, by slot and batch id: the step under way; None before the first.
         """
         mine = slice(self.first_row, self.first_row + self.num_rows)
         owners, ids = self._table.owners[mine], self._table.batch_ids[mine]
         steps = self._table.steps[mine]
-        lost = [
-            (
-                int(owners[row]),
-                int(ids[row]),
-                int(steps[row]) if self._orders[row] == _STEP else None,
-            )
+        lost = {
+            (int(owners[row]), int(ids[row])): int(steps[row])
+            if self._orders[row] == _STEP
+            else None
             for row in np.flatnonzero(owners != NOBODY)
-        ]
+        }
         owners[:] = NOBODY
         self._orders[:] = _IDLE
         self._has_starts = False

@@ -24,6 +24,7 @@ from asyncmaml.worker.protocol import Order, Outcome, RowFailure
 # As plain numbers, since they are compared and combined once for every row and step.
 STEP, START = int(Order.STEP), int(Order.START)
 TERMINATED, TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
+NOWHERE = -1
 NEXT, FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
 
 
@@ -57,6 +58,7 @@ class Rows(ABC):
         """Work on these arrays from now on; check against the spaces, where there are any."""
         self._arrays = arrays
         self._spaces = spaces
+        arrays.at_work[0] = NOWHERE
         self._floating = np.issubdtype(arrays.observations.dtype, np.floating)
 
     def step(self) -> list[RowFailure]:
@@ -66,6 +68,7 @@ class Rows(ABC):
         arrays.outcomes.fill(0)
         self._failures = []
         self._step()
+        arrays.at_work[0] = NOWHERE
         if not self._is_all_finite():
             self._refuse(_not_finite, not_finite=True)
         if self._spaces is not None:

@@ -81,8 +81,10 @@ class SingleRows(Rows):
         actions: list[Any] = list(arrays.actions.copy())
         steps, steps_left = self._steps, self._steps_left
         next_offer, end_of_offers = arrays.offers.tolist()
+        at_work = memoryview(arrays.at_work)  # 25 ns a row cheaper than the array
         for row, order in enumerate(arrays.orders.tolist()):
             if order == STEP:
+                at_work[0] = row
                 outcome = 0
                 try:
                     self._phase = "step"
@@ -108,6 +110,7 @@ class SingleRows(Rows):
                     outcomes[row] = outcome
                     if next_offer < end_of_offers:
                         outcomes[row] |= NEXT
+                        at_work[0] = self.num_rows + next_offer
                         seed = int(arrays.offer_seed[next_offer])
                         task_number = int(arrays.offer_task[next_offer])
                         next_offer += 1
@@ -116,6 +119,7 @@ class SingleRows(Rows):
                     self._fail(row, error, of_next=bool(outcomes[row] & NEXT))
                     self._abandon(row)
             elif order == START:
+                at_work[0] = row
                 try:
                     self._begin(row, int(arrays.start_seed[row]), int(arrays.start_task[row]))
                 except (Exception, SystemExit) as error:

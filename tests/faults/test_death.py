@@ -11,6 +11,7 @@ from fakes import (
     CountingEnv,
     DeadlyEnv,
 )
+from faulty import DoingEnv
 from oracle import PENDULUM, assert_same, lockstep, uniform
 from processes import (
     children,
@@ -19,10 +20,7 @@ from processes import (
 )
 
 from asyncmaml import AsyncSampler, BatchEpisodes
-from asyncmaml.errors import (
-    WorkerDiedError,
-    WorkerStartError,
-)
+from asyncmaml.errors import WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from asyncmaml.learning.policies import MLPPolicy
 
 
@@ -196,3 +194,36 @@ async def test_worker_that_cannot_be_replaced_fails_all_calls(tmp_path: Path) ->
             await sampler.sample(uniform, batch_size=1)
         with pytest.raises(WorkerStartError):
             await sampler.sample(uniform, batch_size=1)
+
+
+@pytest.mark.parametrize("deed", ["exit_hard", "segfault", "hang"])
+@pytest.mark.parametrize("at", [0, 2, "reset"])
+async def test_episode_that_always_kills_its_worker_takes_no_other_with_it(
+    deed: str, at: Any
+) -> None:
+    """They share the worker, and lose it each time; the one that it was at is told."""
+    fatal = {"number": 0.0, "deed": deed, "at": at}
+    calls: list[dict[str, Any]] = [
+        {"batch_size": 40, "seed": seed, "task": {"number": float(seed)}} for seed in range(3)
+    ]
+    async with AsyncSampler(
+        DoingEnv,
+        {"length": 12},
+        num_workers=1,
+        envs_per_worker=8,
+        seed=0,
+        max_restarts=2,
+        step_timeout=0.3,
+        worker_output="capture",
+    ) as sampler:
+        good = [asyncio.create_task(sampler.sample(uniform, **call)) for call in calls]
+        with pytest.raises((WorkerDiedError, WorkerTimeoutError)) as caught:
+            await sampler.sample(uniform, batch_size=2, task=fatal)
+        found = await asyncio.gather(*good)
+        assert sampler.statistics.restarts >= 3
+    assert caught.value.task == fatal
+    assert caught.value.step == (None if at == "reset" else at)
+    for left, right in zip(
+        found, lockstep(lambda: CountingEnv(length=12), uniform, calls, seed=0), strict=True
+    ):
+        assert_same(left, right)
