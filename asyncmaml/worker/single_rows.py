@@ -81,7 +81,7 @@ class SingleRows(Rows):
         actions: list[Any] = list(arrays.actions.copy())
         steps, steps_left = self._steps, self._steps_left
         next_offer, end_of_offers = arrays.offers.tolist()
-        at_work = memoryview(arrays.at_work)  # 25 ns a row cheaper than the array
+        at_work = arrays.at_work.data  # 25 ns a row cheaper than the array
         for row, order in enumerate(arrays.orders.tolist()):
             if order == STEP:
                 at_work[0] = row
