@@ -59,6 +59,10 @@ def hang() -> None:
     time.sleep(3600)
 
 
+def pause() -> None:
+    time.sleep(0.6)
+
+
 def hang_with_the_gil() -> None:
     """As a C library without an end would do."""
     ctypes.PyDLL(None).sleep(3600)
@@ -115,7 +119,7 @@ class DoingEnv(CountingEnv):
     """
 
     def __init__(
-        self, deed: str = "", at: int = 1, length: int | None = 3, marker: str | None = None
+        self, deed: str = "", at: Any = 1, length: int | None = 3, marker: str | None = None
     ) -> None:
         super().__init__(length)
         self.deed, self.at, self.marker = deed, at, marker
@@ -174,6 +178,19 @@ class ThreadCountEnv(CountingEnv):
         square = np.ones((512, 512))
         assert (square @ square)[0, 0] == 512
         self.offset = len(os.listdir("/proc/self/task"))
+        return super().reset(seed=seed)
+
+
+class SlowToBeginEnv(CountingEnv):
+    """Takes its time to be made, and to be reset."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        time.sleep(seconds)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        time.sleep(self.seconds)
         return super().reset(seed=seed)
 
 

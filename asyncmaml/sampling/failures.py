@@ -12,9 +12,12 @@ from asyncmaml.errors import (
     NotFiniteError,
     OutOfSpaceError,
     PolicyError,
+    WorkerDiedError,
     WorkerError,
+    WorkerStartError,
 )
 from asyncmaml.sampling.actor import NotFiniteActionError
+from asyncmaml.sampling.process import WorkerProcess, describe_exit
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.transitions import TransitionLog
 from asyncmaml.worker.protocol import RowFailure
@@ -54,6 +57,38 @@ def policy_error(
     failure = PolicyError(f"the policy raised {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
+
+
+def start_failure(
+    name: str, answer: list[RowFailure] | None, process: WorkerProcess
+) -> AsyncMAMLError:
+    """Return the error for a worker that could not make its first environment, or ended over it."""
+    if answer:
+        message = f"{name} could not be made in a worker: {answer[0].error}"
+        return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
+    message = f"a worker {_ended(process)} before it had made {name}"
+    return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
+
+
+def start_late(name: str, seconds: float, process: WorkerProcess) -> WorkerStartError:
+    """Return the error for a worker that did not make its first environment in time."""
+    message = (
+        f"a worker did not make {name} within {seconds} s and was killed; raise start_timeout if "
+        "its constructor may take longer"
+    )
+    return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
+
+
+def worker_died(worker: int, process: WorkerProcess, times: int) -> WorkerDiedError:
+    """Return the error for an episode that has lost `times` workers, of which this is the last."""
+    message = f"worker {worker} {_ended(process)} in the middle of an episode, "
+    message += f"{times} times for this one"
+    return WorkerDiedError(message, stderr_tail=process.output.stderr_tail())
+
+
+def _ended(process: WorkerProcess) -> str:
+    process.aio_process.join(0.5)  # it has closed its pipe: it ends
+    return describe_exit(process.exitcode)
 
 
 def in_episode(

@@ -227,9 +227,20 @@ class Lane:
             self._orders[gone] = _IDLE
             self._has_changed = True
 
+    @property
+    def place_of_work(self) -> int:
+        """What the worker is at; see `Arrays.at_work`."""
+        return int(self.arrays.at_work[0])
+
+    @property
+    def is_beginning_at_work(self) -> bool:
+        """Whether what the worker is at is the beginning of an episode."""
+        at = self.place_of_work
+        return at >= self.num_rows or (at >= 0 and self._orders[at] == _START)
+
     def under_the_worker(self) -> set[tuple[int, int]]:
         """Return slot and batch id of the episode that the worker is at, if it is at one."""
-        at = int(self.arrays.at_work[0])
+        at = self.place_of_work
         if at < 0:
             return set()
         if at < self.num_rows:

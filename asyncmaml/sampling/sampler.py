@@ -70,8 +70,10 @@ class AsyncSampler:
         clip_actions: Clip Box actions to the space on their way to the environment. They are
             recorded as they were drawn.
         vectorized: False: do not use an environment's natively vectorised form.
-        step_timeout: Seconds that one worker may take for one command.
-        start_timeout: Seconds that one worker may take to start and make its first environment.
+        step_timeout: Seconds that one step of an environment may take in a worker; where it is
+            natively vectorised, one step of all rows.
+        start_timeout: Seconds that a worker may take to start and make its first environment, and
+            later for making or resetting one.
         max_restarts: Workers that one episode may lose before its `sample()` raises.
         start_method: How worker processes are started: "spawn", "forkserver" or "fork". None of
             them imports the main script. "fork" copies this whole process, with the locks that its

@@ -196,8 +196,10 @@ async def test_worker_that_cannot_be_replaced_fails_all_calls(tmp_path: Path) ->
             await sampler.sample(uniform, batch_size=1)
 
 
-@pytest.mark.parametrize("deed", ["exit_hard", "segfault", "hang"])
-@pytest.mark.parametrize("at", [0, 2, "reset"])
+@pytest.mark.parametrize(
+    ("deed", "at"),
+    [("exit_hard", 0), ("exit_hard", 2), ("exit_hard", "reset"), ("segfault", 2), ("hang", 0)],
+)
 async def test_episode_that_always_kills_its_worker_takes_no_other_with_it(
     deed: str, at: Any
 ) -> None:
@@ -227,3 +229,24 @@ async def test_episode_that_always_kills_its_worker_takes_no_other_with_it(
         found, lockstep(lambda: CountingEnv(length=12), uniform, calls, seed=0), strict=True
     ):
         assert_same(left, right)
+
+
+async def test_replacement_stalls_no_other_worker(tmp_path: Path) -> None:
+    """The new worker waits at a gate in its constructor; the other one samples meanwhile."""
+    gate = tmp_path / "gate"
+
+    def make() -> CountingEnv:
+        if gate.exists():
+            gate.read_bytes()
+        return CountingEnv()
+
+    async with AsyncSampler(make, num_workers=2, envs_per_worker=1, batch_size=4) as sampler:
+        victim = min(children())
+        os.mkfifo(gate)
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: sampler.statistics.restarts == 1)
+        for _ in range(5):
+            assert (await sampler.sample(uniform)).is_complete
+        assert len(children()) == 2
+        await asyncio.to_thread(gate.write_bytes, b".")
+        gate.unlink()

@@ -2,30 +2,29 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from fakes import (
-    CountingEnv,
-    SecondWaitsEnv,
-    WaitingEnv,
-)
-from oracle import PENDULUM, assert_same, uniform
-from processes import (
-    children,
-    is_alive,
-    until,
-)
+from fakes import CountingEnv, SecondWaitsEnv, WaitingEnv
+from faulty import DoingEnv, SlowToBeginEnv
+from oracle import PENDULUM, assert_same, lockstep, uniform
+from processes import children, is_alive, until
 from torch import Tensor
 from torch.distributions import Distribution
 
 from asyncmaml import AsyncSampler, BatchEpisodes
-from asyncmaml.errors import (
-    WorkerTimeoutError,
-)
+from asyncmaml.errors import WorkerTimeoutError
 from asyncmaml.learning.policies import MLPPolicy
+from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.links import Link
+from asyncmaml.sampling.watch import WorkerWatch
+from asyncmaml.worker.layout import Layout
+from asyncmaml.worker.protocol import Order
 
 
 async def test_stopped_worker_is_killed_and_changes_nothing(
@@ -118,3 +117,103 @@ async def test_stopped_worker_does_not_keep_close_waiting() -> None:
         async with asyncio.timeout(4):
             await sampler.close()
     assert not is_alive(stopped)
+
+
+async def test_many_slow_constructors_and_resets_in_one_command_are_no_silence() -> None:
+    """Each gets its own time; a command of 6 rows takes six times as long as one of them may."""
+    async with AsyncSampler(
+        SlowToBeginEnv,
+        {"seconds": 0.1},
+        num_workers=1,
+        envs_per_worker=6,
+        groups_per_worker=1,
+        batch_size=6,
+        step_timeout=0.2,
+    ) as sampler:
+        assert (await sampler.sample(uniform)).is_complete
+        assert sampler.statistics.restarts == 0
+
+
+async def test_reset_may_take_longer_than_a_step() -> None:
+    async with AsyncSampler(
+        SlowToBeginEnv,
+        {"seconds": 0.3},
+        num_workers=1,
+        envs_per_worker=1,
+        batch_size=1,
+        step_timeout=0.1,
+    ) as sampler:
+        assert (await sampler.sample(uniform)).is_complete
+        assert sampler.statistics.restarts == 0
+
+
+class FixedLink(Link):
+    """Has arrays, and does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layout = Layout(4, ((), np.dtype(np.int64)), ((), np.dtype(np.int64)))
+        self.arrays = [layout.views(bytearray(layout.num_bytes), 0)]
+
+    def step(self, group: int) -> None:
+        pass
+
+    def _keep_task(self, number: int, payload: bytes) -> None:
+        pass
+
+    def _forget_task(self, number: int) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("place", "complaints"),
+    [
+        (2, ["", "", "did not finish a step within 10 s .* raise step_timeout"]),
+        (1, ["", "", "", "", "did not begin an episode within 30 s .* raise start_timeout"]),
+        (4 + 3, ["", "", "", "", "did not begin an episode within 30 s"]),  # an offer
+        (-1, ["", "", "did not finish a step within 10 s"]),  # rows that are stepped as one
+    ],
+)
+def test_each_thing_that_a_worker_may_be_at_has_its_limit(
+    place: int, complaints: list[str]
+) -> None:
+    """Looked at every 8 seconds."""
+    lane = Lane(0, 0, 0, 4, RowTable(4))
+    lane.link = FixedLink()
+    lane._order(1, int(Order.START))
+    lane._order(2, int(Order.STEP))
+    lane.begin_step(100.0)
+    watch = WorkerWatch(7, [lane], lambda lane: False, step_timeout=10, start_timeout=30)
+    lane.arrays.at_work[0] = 0
+    assert watch.complaint(104.0) == ""
+    lane.arrays.at_work[0] = place  # it got on, so its time begins anew
+    for look, complaint in enumerate(complaints):
+        told = watch.complaint(105.0 + 8 * look)
+        assert re.search(complaint, told)
+        assert bool(told) == bool(complaint)
+    assert told.startswith("worker 7 ")
+
+
+async def test_reply_that_comes_too_late_answers_no_later_command(tmp_path: Path) -> None:
+    """Its worker is killed, so there is nobody who could give it."""
+    async with AsyncSampler(
+        DoingEnv,
+        {"deed": "pause", "marker": str(tmp_path / "done"), "length": 6},
+        num_workers=1,
+        envs_per_worker=2,
+        step_timeout=0.2,
+        seed=0,
+    ) as sampler:
+        found = await sampler.sample(uniform, batch_size=8)
+        assert sampler.statistics.restarts == 1
+        again = await sampler.sample(uniform, batch_size=8)
+    calls: list[dict[str, Any]] = [{"batch_size": 8}] * 2
+    wanted = lockstep(lambda: CountingEnv(length=6), uniform, calls, seed=0)
+    assert_same(found, wanted[0])
+    assert_same(again, wanted[1])
