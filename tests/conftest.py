@@ -1,6 +1,7 @@
 """Every test leaves the process as it was: no child, thread, descriptor or shared segment."""
 
 import gc
+import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -65,6 +66,13 @@ def register() -> Iterator[Any]:
     yield gymnasium.register
     gymnasium.registry.clear()
     gymnasium.registry.update(entries)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Have what multiprocessing keeps until this process ends: a server, a heap of memory."""
+    multiprocessing.get_context("forkserver").Process().start()
+    multiprocessing.RawArray("b", 4096)
 
 
 @pytest.fixture(scope="session")

@@ -20,13 +20,7 @@ from asyncmaml.errors import ConfigurationError, WorkerDiedError
 from asyncmaml.learning.policies import MLPPolicy
 
 METHODS = ["spawn", "forkserver", "fork"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_multiprocessing_keeps_is_there() -> None:
-    """Its fork server and its heap of shared memory stay until this process ends."""
-    multiprocessing.get_context("forkserver").Process().start()
-    multiprocessing.RawArray("b", 4096)
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 
 @pytest.mark.parametrize("method", METHODS)

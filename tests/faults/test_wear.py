@@ -57,6 +57,7 @@ async def test_opening_and_closing_wears_nothing_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 async def test_two_hundred_samplers_leave_nothing(method: Any) -> None:
     for _ in range(30):
