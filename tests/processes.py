@@ -39,10 +39,10 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
-def descriptors() -> dict[int, str]:
-    """Return our open descriptors and what each one refers to."""
+def descriptors(pid: int | str = "self") -> dict[int, str]:
+    """Return the open descriptors of a process and what each one refers to."""
     found = {}
-    for entry in Path("/proc/self/fd").iterdir():
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found[int(entry.name)] = os.readlink(entry)
         except FileNotFoundError:  # the one that listed the directory
@@ -57,6 +57,11 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def mappings(pid: int) -> str:
+    """Return what the process has mapped, as /proc tells it."""
+    return Path(f"/proc/{pid}/maps").read_text()
 
 
 def resident_mebibytes(pid: int) -> float:

@@ -68,7 +68,13 @@ def _run_fork_server() -> None:
     if server._preload_modules == ["__main__"]:
         # The default would run the user's script in the server.
         multiprocessing.set_forkserver_preload([_PRELOADED])
-    server.ensure_running()  # here, since it would keep the mask of signals that comes next
+    # Here, since it would keep the mask of signals that comes next.
+    try:
+        server.ensure_running()
+    except ChildProcessError:  # it is the server of the process that this one was forked from
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_pid = server._forkserver_alive_fd = None
+        server.ensure_running()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +26,9 @@ from asyncmaml import AsyncSampler
 ENDLESS_DEEDS = ("hang", "hang_with_the_gil", "loop")
 
 
-def _drive(told: Any, how: str, method: Any) -> NoReturn:
+def _drive(told: Any, how: str, method: Any, folder: Path) -> NoReturn:
     """Have three workers in steps without end, say who they are, and end."""
+    tempfile.tempdir = str(folder)
     sys.stderr = sys.stdout = open(told.fileno(), "w", closefd=False)  # noqa: SIM115
     os.setsid()
 
@@ -76,10 +78,14 @@ def _drive(told: Any, how: str, method: Any) -> NoReturn:
         ("a crash", "spawn"),
     ],
 )
-def test_workers_in_an_endless_step_end_with_their_driver(how: str, method: str) -> None:
+def test_workers_in_an_endless_step_end_with_their_driver(
+    how: str, method: str, tmp_path: Path
+) -> None:
     read, write = multiprocessing.Pipe(duplex=False)
     # Forked, since that saves the second that torch takes.
-    driver = multiprocessing.get_context("fork").Process(target=_drive, args=(write, how, method))
+    driver = multiprocessing.get_context("fork").Process(
+        target=_drive, args=(write, how, method, tmp_path)
+    )
     driver.start()
     write.close()
     with read, open(read.fileno(), closefd=False) as told:
@@ -93,13 +99,15 @@ def test_workers_in_an_endless_step_end_with_their_driver(how: str, method: str)
         print(f"gone after {took} s")
         assert told.read() == ""
     driver.close()
+    # Of a fork server, the folder of its socket is left: multiprocessing's own doing.
+    assert method == "forkserver" or list(tmp_path.iterdir()) == []
 
 
-def test_workers_end_with_their_driver_though_a_fork_of_it_lives_on() -> None:
+def test_workers_end_with_their_driver_though_a_fork_of_it_lives_on(tmp_path: Path) -> None:
     """The fork has inherited the driver's ends of all pipes."""
     read, write = multiprocessing.Pipe(duplex=False)
     driver = multiprocessing.get_context("fork").Process(
-        target=_drive, args=(write, "after a fork", "spawn")
+        target=_drive, args=(write, "after a fork", "spawn", tmp_path)
     )
     driver.start()
     write.close()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,33 @@ def _sample_in_a_pool(method: Any) -> float:
 def test_sampler_inside_a_worker_of_a_pool_samples() -> None:
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.map(_sample_in_a_pool, METHODS) == [30.0] * 3
+
+
+def _sample_by_fork_server() -> None:
+    assert _sample_in_a_pool("forkserver") == 30
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # nobody else of this process
+
+
+def test_fork_of_a_process_with_a_fork_server_gets_its_own() -> None:
+    process = multiprocessing.get_context("fork").Process(target=_sample_by_fork_server)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+async def test_forked_worker_does_not_have_the_signal_handlers_of_its_driver() -> None:
+    heard: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, heard.append, "the driver")
+    try:
+        async with AsyncSampler(CountingEnv, num_workers=1, start_method="fork") as sampler:
+            os.kill(min(children()), signal.SIGTERM)
+            await until(lambda: sampler.statistics.restarts == 1)
+            assert (await sampler.sample(uniform, batch_size=2)).is_complete
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+    assert heard == []
 
 
 # --- the lock-step sampler
