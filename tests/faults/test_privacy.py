@@ -37,7 +37,7 @@ async def test_workers_are_reached_by_what_has_no_name_and_no_address() -> None:
         assert not sockets & inodes_in(table)
     assert not (ours & sockets) & named_unix_sockets()
     kinds = {name.partition(":")[0] for name in ours}
-    assert kinds <= {"socket", "pipe", "anon_inode"}
+    assert kinds <= {"socket", "pipe", "anon_inode", "/memfd"}
     assert "/memfd:asyncmaml (deleted)" in maps
 
 
