@@ -153,6 +153,18 @@ class DoingWhenMadeEnv(DoingEnv):
         self.do()
 
 
+class ReturningEnv(CountingEnv):
+    """Observes `value` in step `at`, and `good` in all others."""
+
+    def __init__(self, space: Any, good: Any, value: Any, at: int = 2) -> None:
+        super().__init__()
+        self.observation_space = space
+        self.good, self.value, self.at = good, value, at
+
+    def observation(self) -> Any:
+        return self.value if self.steps == self.at else self.good
+
+
 class NestedEnv(CountingEnv):
     """Opens a sampler of its own at the first reset; observes the sum of an episode's rewards."""
 

@@ -1,5 +1,6 @@
 """What went wrong with a row, a policy or a worker, as the error that `sample()` raises."""
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,15 @@ def start_failure(
     return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
 
 
+def start_refused(error: OSError) -> WorkerStartError:
+    """Return the error for a worker that this machine gives no process or descriptor for."""
+    message = f"a worker could not be started: {error}"
+    if error.errno == errno.EMFILE:
+        message += "; raise the limit on open files (ulimit -n), each worker takes 8 of them, or "
+        message += "lower num_workers"
+    return WorkerStartError(message)
+
+
 def start_late(name: str, seconds: float, process: WorkerProcess) -> WorkerStartError:
     """Return the error for a worker that did not make its first environment in time."""
     message = (
@@ -79,10 +89,9 @@ def start_late(name: str, seconds: float, process: WorkerProcess) -> WorkerStart
     return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
 
 
-def worker_died(worker: int, process: WorkerProcess, times: int) -> WorkerDiedError:
-    """Return the error for an episode that has lost `times` workers, of which this is the last."""
-    message = f"worker {worker} {_ended(process)} in the middle of an episode, "
-    message += f"{times} times for this one"
+def worker_died(worker: int, process: WorkerProcess) -> WorkerDiedError:
+    """Return what is to be told of a worker that has closed its end of the pipe."""
+    message = f"worker {worker} {_ended(process)}"
     return WorkerDiedError(message, stderr_tail=process.output.stderr_tail())
 
 
@@ -94,9 +103,10 @@ def _ended(process: WorkerProcess) -> str:
 def in_episode(
     error: WorkerError, request: Request, batch_id: int, step: int | None
 ) -> WorkerError:
-    """Return the error of a lost worker for one of the episodes that it had."""
+    """Return the error of a lost worker for one of the episodes that it had, and once too often."""
     where = request.where(batch_id, step)
-    return type(error)(str(error) + _in_words(where), stderr_tail=error.stderr_tail, **where)
+    message = f"{error}; {request.attempts[batch_id]} times over this episode{_in_words(where)}"
+    return type(error)(message, stderr_tail=error.stderr_tail, **where)
 
 
 def _in_words(where: dict[str, Any]) -> str:

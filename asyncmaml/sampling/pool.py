@@ -20,10 +20,10 @@ from asyncmaml.errors import (
     WorkerTimeoutError,
 )
 from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.failures import start_failure, start_late, worker_died
+from asyncmaml.sampling.failures import start_failure, start_late, start_refused, worker_died
 from asyncmaml.sampling.lane import Lane
 from asyncmaml.sampling.links import InlineLink, Link, ProcessLink, layout_of
-from asyncmaml.sampling.output import WorkerOutputMode
+from asyncmaml.sampling.output import LOGGER, WorkerOutputMode
 from asyncmaml.sampling.process import WorkerProcess
 from asyncmaml.sampling.starting import StartMethod
 from asyncmaml.sampling.watch import WorkerWatch
@@ -164,7 +164,10 @@ class WorkerPool:
         try:
             # A forked worker goes on with what this thread has set.
             with torch.inference_mode(False):
-                process.start()
+                try:
+                    process.start()
+                except OSError as error:  # no process, or no descriptor, can be had
+                    raise start_refused(error) from error
             link = ProcessLink(process)
             self._links.append(link)  # from here on kill() knows it
             setup = self._pickled
@@ -177,8 +180,10 @@ class WorkerPool:
                 raise start_failure(name, answer, process)
             try:
                 link.share_memory(layout_of(answer))
-            except OSError:  # it ended after its READY
+            except ConnectionError:  # it ended after its READY
                 raise start_failure(name, None, process) from None
+            except OSError as error:
+                raise start_refused(error) from error
         except BaseException:
             if link is not None:
                 link.kill()
@@ -222,12 +227,14 @@ class WorkerPool:
         assert isinstance(link, ProcessLink)
         assert coordinator is not None
         if error is None:
-            error = worker_died(worker, link.process, self._settings.max_restarts + 1)
+            error = worker_died(worker, link.process)
         coordinator.lose(lanes, error, self._settings.max_restarts)
         link.kill()
         self._links.remove(link)
         if not self._is_closing:
             self.num_restarts += 1
+            told = "%s; another takes its place, and its episodes are run again"
+            LOGGER.warning(told, error, extra={"worker": worker})
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._replace(worker), name=f"replace-worker-{worker}")
             self._replacements.add(task)
@@ -239,10 +246,8 @@ class WorkerPool:
         for attempt in range(self._settings.max_restarts + 1):
             try:
                 link, ready = await self._start_worker(worker)
-            except (AsyncMAMLError, OSError) as error:
+            except AsyncMAMLError as error:
                 if attempt == self._settings.max_restarts:
-                    if not isinstance(error, AsyncMAMLError):
-                        error = WorkerStartError(f"a worker could not be started: {error}")
                     coordinator.fail_all(error)
             else:
                 assert list(ready.group_sizes) == [lane.num_rows for lane in self._lanes[worker]]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import CountingEnv, CountingRowsEnv
+from faulty import ReturningEnv
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from oracle import uniform
 from torch import Tensor, full, ones
@@ -12,19 +13,6 @@ from torch.distributions import Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, policy_for_spaces
 from asyncmaml.errors import EnvironmentFailedError, OutOfSpaceError
-
-
-class ReturningEnv(CountingEnv):
-    """Observes `value` from step 2 on, or from the reset that its task names."""
-
-    def __init__(self, space: Any, good: Any, value: Any, at: int = 2) -> None:
-        super().__init__()
-        self.observation_space = space
-        self.good, self.value, self.at = good, value, at
-
-    def observation(self) -> Any:
-        return self.value if self.steps == self.at else self.good
-
 
 UNIT = Box(-1, 1, (2,), np.float32)
 BYTES = Box(0, 255, (2,), np.uint8)

@@ -106,6 +106,16 @@ async def test_worker_that_dies_while_others_are_still_starting_is_replaced(
     assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=6)[0])
 
 
+async def test_loss_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncSampler(CountingEnv, num_workers=1) as sampler:
+        os.kill(min(children()), signal.SIGKILL)
+        await until(lambda: sampler.statistics.restarts == 1)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("worker 0 was ended by SIGKILL; another takes its place")
+    assert (record.name, record.levelname) == ("asyncmaml.worker", "WARNING")
+    assert vars(record)["worker"] == 0
+
+
 async def test_all_workers_killed_at_once_are_replaced(
     pendulum: tuple[MLPPolicy, BatchEpisodes],
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,10 @@ import uvloop
 from fakes import CountingEnv, ImageEnv
 from faulty import GatedResetEnv, LengthEnv, LoudEnv
 from oracle import assert_same, lockstep, uniform
-from processes import (
-    children,
-    until,
-)
+from processes import children, descriptors, until
 
 from asyncmaml import AsyncSampler, BatchEpisodes
-from asyncmaml.errors import (
-    EnvironmentFailedError,
-)
+from asyncmaml.errors import EnvironmentFailedError, WorkerStartError
 
 
 async def test_large_task_crosses_the_pipe() -> None:
@@ -109,6 +105,20 @@ async def test_many_workers_share_the_work(num_workers: int) -> None:
         found = await sampler.sample(uniform, batch_size=size)
         await asyncio.gather(*(sampler.sample(uniform, batch_size=7) for _ in range(num_workers)))
     assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=size)[0])
+
+
+async def test_worker_for_which_no_descriptor_is_left_is_told() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with AsyncSampler(CountingEnv, num_workers=1, batch_size=2) as sampler:
+        used = descriptors()
+        free = [number for number in range(2000) if number not in used]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free[20], hard))
+            with pytest.raises(WorkerStartError, match=r"open files.*\(ulimit -n\)"):
+                await AsyncSampler(CountingEnv, num_workers=8).start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await sampler.sample(uniform)).is_complete  # nor does it harm another
 
 
 @pytest.mark.parametrize("num_rows", [512, pytest.param(4096, marks=pytest.mark.slow)])
