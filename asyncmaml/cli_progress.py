@@ -25,6 +25,8 @@ class Sampled:
     episodes: int = 0
     transitions: int = 0
     steps_per_second: float = 0.0
+    busy_share: float = 0.0
+    """Of the workers' time, inside of environments."""
 
 
 @contextmanager
@@ -64,10 +66,11 @@ def _renderer(num_episodes: int, ask: Callable[[], Sampled]) -> "Callable[[], Re
         TextColumn("{task.completed:,}/{task.total:,} episodes"),
         TextColumn("{task.fields[steps]} steps"),
         TextColumn("{task.fields[rate]}/s"),
+        TextColumn("{task.fields[busy]:.0%} busy"),
         TimeElapsedColumn(),
     )
     progress = Progress(*columns, auto_refresh=False)
-    bar = progress.add_task("", total=num_episodes, steps="0", rate="0")
+    bar = progress.add_task("", total=num_episodes, steps="0", rate="0", busy=0)
 
     def show() -> Progress:
         now = ask()
@@ -77,6 +80,7 @@ def _renderer(num_episodes: int, ask: Callable[[], Sampled]) -> "Callable[[], Re
             completed=min(now.episodes, num_episodes),
             steps=f"{now.transitions:,}",
             rate=f"{now.steps_per_second:,.0f}",
+            busy=now.busy_share,
         )
         return progress
 

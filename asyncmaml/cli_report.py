@@ -41,8 +41,7 @@ def summarize_times(statistics: Statistics, seconds: float, num_workers: int) ->
         num_workers: 0: the environments ran in the sampler's own thread.
     """
     policy = statistics.forward_seconds
-    recording = statistics.gather_seconds + statistics.scatter_seconds
-    busy = policy + recording + (0 if num_workers else statistics.environment_seconds)
+    busy = statistics.thread_seconds + (0 if num_workers else statistics.environment_seconds)
     return {
         "seconds": seconds,
         "steps_per_second": statistics.transitions / seconds,
@@ -51,7 +50,7 @@ def summarize_times(statistics: Statistics, seconds: float, num_workers: int) ->
         "time": {
             "environment_seconds": statistics.environment_seconds,
             "policy_seconds": policy,
-            "recording_seconds": recording,
+            "recording_seconds": statistics.thread_seconds - policy,
             # Not what the sampler counted: it waited before the first request as well.
             "waiting_seconds": max(0.0, seconds - busy),
         },

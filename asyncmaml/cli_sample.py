@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from asyncmaml.episodes import BatchEpisodes
     from asyncmaml.learning.mlp import MLPPolicy
     from asyncmaml.sampling.sampler import AsyncSampler
+    from asyncmaml.sampling.statistics import Statistics
 
 _EXAMPLES = """\
 examples:
@@ -114,6 +115,12 @@ def _add_output_options(workers: argparse._ArgumentGroup, output: argparse._Argu
         metavar="FILE.npz",
         help="where the episodes go; with --tasks, FILE-0.npz and so on",
     )
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="what every worker did when, for https://ui.perfetto.dev",
+    )
     output.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -131,7 +138,7 @@ def _run(options: argparse.Namespace) -> None:
 async def _sample(options: argparse.Namespace) -> dict[str, Any]:
     """Sample what the options say; return all there is to tell, as plain data."""
     outputs = _outputs(options)
-    for path in (options.save_policy, *outputs):
+    for path in (options.save_policy, options.trace, *outputs):
         _check_place(path)
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     progress = _Progress()
@@ -151,6 +158,7 @@ async def _sample(options: argparse.Namespace) -> dict[str, Any]:
             seed=seed,
             device=options.device,
             max_episode_steps=options.max_episode_steps,
+            trace=options.trace,
         ) as sampler:
             policy = _policy(options, sampler, seed)
             if options.save_policy is not None:
@@ -182,7 +190,9 @@ async def _sample(options: argparse.Namespace) -> dict[str, Any]:
             for task, episodes in zip(tasks, batches, strict=True)
             if has_tasks
         ],
-        "files": [str(path) for path in (options.save_policy, *outputs) if path is not None],
+        "files": [
+            str(path) for path in (options.save_policy, options.trace, *outputs) if path is not None
+        ],
     }
 
 
@@ -256,12 +266,14 @@ class _Progress:
     def __init__(self) -> None:
         self.doing = "loading torch"
         self._sampler: AsyncSampler | None = None
+        self._before: Statistics | None = None
         self._began = 0.0
 
     def begin(self, sampler: "AsyncSampler") -> None:
         """Count and time from now on."""
         self.doing = "sampling"
         self._began = time.perf_counter()
+        self._before = sampler.statistics
         self._sampler = sampler
 
     def seconds(self) -> float:
@@ -270,8 +282,13 @@ class _Progress:
 
     def ask(self) -> Sampled:
         """Return how far it is; called from the bar's thread."""
-        if self._sampler is None:
+        if self._sampler is None or self._before is None:
             return Sampled(self.doing)
-        statistics = self._sampler.statistics
-        rate = statistics.transitions / self.seconds()
-        return Sampled(self.doing, statistics.episodes, statistics.transitions, rate)
+        so_far = self._sampler.statistics - self._before
+        return Sampled(
+            self.doing,
+            so_far.episodes,
+            so_far.transitions,
+            so_far.steps_per_second,
+            so_far.worker_busy_share,
+        )

@@ -6,6 +6,7 @@ rule: what was handed out never changes.
 """
 
 import copy
+import functools
 import os
 from collections.abc import Sequence
 from typing import Self
@@ -27,14 +28,16 @@ class BatchEpisodes(PaddedEpisodes):
 
     Attributes:
         task: The task that the episodes come from, if the filler of the buffer tells it.
-        first_batch_id: The batch id of the first episode within its request; above 0 in a stream.
         params_version: How often a stream's parameters had been updated when it began.
+        record: How the sampler came by them; None for episodes of another origin.
 
     Args:
         batch_size: B.
         gamma: Discount per step, in [0, 1].
         device: Where the tensors lie; the storage itself is in main memory.
         capacity_hint: Steps to make room for at first; the buffer grows by doubling.
+        first_batch_id: What `batch_ids` begin with, for a part of a request. The methods that
+            write count from 0 nevertheless.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -47,11 +50,13 @@ class BatchEpisodes(PaddedEpisodes):
         device: torch.device | str = "cpu",
         *,
         capacity_hint: int | None = None,
+        first_batch_id: int = 0,
     ) -> None:
         check_range("batch_size", batch_size, 1)
         capacity = FIRST_CAPACITY if capacity_hint is None else int(capacity_hint)
         check_range("capacity_hint", capacity, 1)
-        super().__init__(EpisodeStorage(int(batch_size), capacity), gamma, _resolve(device))
+        storage = EpisodeStorage(int(batch_size), capacity, int(first_batch_id))
+        super().__init__(storage, gamma, _resolve(device))
 
     # ---- writing ----
 
@@ -154,6 +159,20 @@ class BatchEpisodes(PaddedEpisodes):
         moved._cache = {}
         return moved
 
+    def select(self, indices: Rows) -> Self:
+        """Return some of these episodes, in the order given, with the batch ids that they have.
+
+        Args:
+            indices: Which ones, by their place in the batch, shape `(N,)`, N from 1 on.
+
+        Raises:
+            EpisodesError: An index is out of range or there twice, or there is none.
+        """
+        selected = copy.copy(self)
+        selected._storage = self._storage.selected(as_array("indices", indices))
+        selected._cache = {}
+        return selected
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the attributes above into one .npz file that holds no pickle."""
         self._storage.save(path, self._num_steps(), self._gamma)
@@ -171,6 +190,7 @@ class BatchEpisodes(PaddedEpisodes):
         return episodes
 
 
+@functools.cache
 def _resolve(device: torch.device | str) -> torch.device:
     """The device with its number, so that "cuda" equals "cuda:0"."""
     return torch.empty(0, device=device).device

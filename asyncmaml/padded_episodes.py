@@ -4,7 +4,7 @@ Tensors are computed once and kept until something is added. On the CPU they lie
 itself where they can; it is copied before it is next written.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,14 +14,17 @@ from asyncmaml.checked_rows import Array, as_numbers, check_range, fail
 from asyncmaml.discounting import discounted_returns, generalized_advantages, is_taken
 from asyncmaml.storage import EpisodeStorage
 
+if TYPE_CHECKING:
+    from asyncmaml.sampling.statistics import SamplingRecord
+
 
 class PaddedEpisodes:
     """The reading side of `BatchEpisodes`.
 
     Attributes:
         task: The task that the episodes come from, if the filler of the buffer tells it.
-        first_batch_id: The batch id of the first episode within its request; above 0 in a stream.
         params_version: How often a stream's parameters had been updated when it began.
+        record: How the sampler came by them; None for episodes of another origin.
 
     Args:
         storage: What to read.
@@ -35,8 +38,8 @@ class PaddedEpisodes:
     def __init__(self, storage: EpisodeStorage, gamma: float, device: torch.device) -> None:
         check_range("gamma", gamma, 0, 1)
         self.task: Any = None
-        self.first_batch_id = 0
         self.params_version = 0
+        self.record: SamplingRecord | None = None
         self._storage = storage
         self._gamma = float(gamma)
         self._device = device
@@ -111,6 +114,16 @@ class PaddedEpisodes:
             sums = self._taken_rewards().sum(axis=0).astype(np.float32)
             self._cache["episode_returns"] = self._tensor(sums)
         return self._cache["episode_returns"]
+
+    @property
+    def batch_ids(self) -> Tensor:
+        """Of each episode within its request, shape `(B,)`, int64.
+
+        These are 0 to B - 1, but in a stream and where episodes were selected or dropped.
+        """
+        if "batch_ids" not in self._cache:
+            self._cache["batch_ids"] = self._tensor(self._storage.batch_ids.copy())
+        return self._cache["batch_ids"]
 
     @property
     def lengths(self) -> Tensor:

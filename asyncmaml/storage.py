@@ -20,7 +20,15 @@ from asyncmaml.errors import EpisodesError
 FIRST_CAPACITY = 64  # steps; most episodes of the field have 20 to 200
 _FILE_FORMAT = 1
 _SCALARS = ("rewards", "log_probs")  # one float per row, whatever type they come in
-_PER_EPISODE = ("ends", "lengths", "finished", "terminated", "truncated", "last_observations")
+_PER_EPISODE = (
+    "batch_ids",
+    "ends",
+    "lengths",
+    "finished",
+    "terminated",
+    "truncated",
+    "last_observations",
+)
 
 
 class EpisodeStorage:
@@ -30,7 +38,8 @@ class EpisodeStorage:
 
     Attributes:
         columns: By name, shape `(capacity, B, ...)` each; empty until the first rows.
-        lengths: Steps of each episode, shape `(B,)`, like all that follow.
+        batch_ids: Of each episode within its request, shape `(B,)`, like all that follow.
+        lengths: Steps of each episode.
         finished: Whether the episode has ended.
         terminated: Whether the task itself ended it.
         truncated: Whether it was cut off.
@@ -39,10 +48,14 @@ class EpisodeStorage:
     Args:
         batch_size: B.
         capacity: Steps to make room for at first; it grows by doubling.
+        first_batch_id: Of the first episode.
     """
 
-    def __init__(self, batch_size: int, capacity: int = FIRST_CAPACITY) -> None:
+    def __init__(
+        self, batch_size: int, capacity: int = FIRST_CAPACITY, first_batch_id: int = 0
+    ) -> None:
         self.columns: dict[str, Array] = {}
+        self.batch_ids = np.arange(first_batch_id, first_batch_id + batch_size)
         self.lengths = np.zeros(batch_size, np.int64)
         self.finished = np.zeros(batch_size, np.bool_)
         self.terminated = np.zeros(batch_size, np.bool_)
@@ -245,6 +258,25 @@ class EpisodeStorage:
             setattr(other, name, getattr(self, name).copy())
         other.columns, other._records = dict(self.columns), dict(self._records)
         other._lent, self._lent = set(self.columns), set(self.columns)
+        return other
+
+    def selected(self, indices: Array) -> Self:
+        """Return a storage of some of the episodes, in the order given; it owns its memory.
+
+        Raises:
+            EpisodesError: An index is out of range or there twice, or there is none.
+        """
+        indices = self._checked_ids(indices)
+        self._count(indices)
+        if not indices.size:
+            fail("select needs at least one episode, got none")
+        other = type(self)(indices.size, self._capacity)
+        other.columns = {
+            name: column.take(indices, axis=1) for name, column in self.columns.items()
+        }
+        other._records = {name: _as_records(column) for name, column in other.columns.items()}
+        for name in _PER_EPISODE:
+            setattr(other, name, getattr(self, name)[indices])
         return other
 
     # ---- files ----

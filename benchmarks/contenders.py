@@ -84,7 +84,8 @@ class AsyncContender(Contender):
         num_workers: As for `AsyncSampler`.
         envs_per_worker: Likewise.
         episodes_per_row: Of one `sample()`.
-        vectorized: As for `AsyncSampler`.
+        groups_per_worker: As for `AsyncSampler`.
+        vectorized: Likewise.
         note: Added to the shape.
     """
 
@@ -97,6 +98,7 @@ class AsyncContender(Contender):
         envs_per_worker: int | None,
         episodes_per_row: int = 1,
         *,
+        groups_per_worker: int | None = None,
         vectorized: bool = False,
         note: str = "",
     ) -> None:
@@ -110,6 +112,7 @@ class AsyncContender(Contender):
             batch_size=num_rows * episodes_per_row,
             num_workers=num_workers,
             envs_per_worker=envs_per_worker,
+            groups_per_worker=groups_per_worker,
             max_episode_steps=source.max_episode_steps,
             vectorized=vectorized,
         )
@@ -141,15 +144,17 @@ class AsyncContender(Contender):
             reading = meter.read()
             for feeder in feeders:
                 feeder.cancel()
-        ticks = after.ticks - before.ticks
-        transitions = after.transitions - before.transitions
-        busy = sum(
-            getattr(after, name) - getattr(before, name)
-            for name in ("gather_seconds", "forward_seconds", "scatter_seconds")
-        )
-        forward = after.forward_seconds - before.forward_seconds
+        passed = after - before
+        if not passed.ticks:
+            message = f"{self.label}: no tick within {seconds} s; raise the seconds. {passed}"
+            raise RuntimeError(message)
         return Measurement(
-            transitions, reading, transitions / ticks, busy / ticks * 1e6, forward / ticks * 1e6
+            passed.transitions,
+            reading,
+            passed.rows_per_tick,
+            passed.thread_seconds / passed.ticks * 1e6,
+            passed.forward_seconds / passed.ticks * 1e6,
+            passed.environment_seconds,
         )
 
     async def _feed(self) -> None:

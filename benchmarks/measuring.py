@@ -78,6 +78,8 @@ class Measurement:
     """The sampler thread's gather, forward and scatter; of an `AsyncSampler` alone."""
     forward_us_per_tick: float | None = None
     """Its policy's forward and the drawing of actions alone."""
+    environment_seconds: float | None = None
+    """Its workers inside of environments, summed."""
 
     @property
     def rate(self) -> float:

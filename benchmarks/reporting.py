@@ -169,14 +169,22 @@ def _print_table(
         width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
         import_module("rich.console").Console(width=width).print(table)
         return
+    print(plain_table(title, header, rows, numbers))
+
+
+def plain_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: range
+) -> str:
+    """Return a table in plain text, as it can be put into a note; `numbers` are as above."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    print(title)
+    lines = [title]
     for row in (header, ["-" * width for width in widths], *rows):
         cells = [
             cell.rjust(width) if index in numbers else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print(f"  {'  '.join(cells)}".rstrip())
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)
 
 
 def machine_facts() -> dict[str, Any]:

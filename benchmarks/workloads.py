@@ -1,7 +1,7 @@
 """The environments that are sampled. Light to import: workers and raw-stepping processes do it.
 
-Two of them are made for this benchmark: one whose steps take very different times, and one whose
-steps cost nothing.
+Three of them are made for this benchmark: one whose steps take very different times, one whose
+steps all sleep for the same time, and one whose steps cost nothing.
 """
 
 import time
@@ -122,6 +122,22 @@ for _name, _continuous in (("Null", False), ("NullBox", True)):
     )
 
 
+class SleepingEnv(NullEnv):
+    """A simulator whose steps take time and no core: each of them sleeps, episodes of 200 steps."""
+
+    def __init__(self, step_seconds: float = 0.001) -> None:
+        super().__init__(continuous=True)
+        self._step_seconds = step_seconds
+
+    def step(self, action: Any) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Sleep."""
+        time.sleep(self._step_seconds)
+        return super().step(action)
+
+
+_register("benchmarks/Sleeping-v0", "workloads:SleepingEnv", max_episode_steps=NULL_STEPS)
+
+
 @dataclass(frozen=True)
 class Source:
     """Which environment a workload samples, and how to make one as Gymnasium's users do."""
@@ -146,4 +162,5 @@ SOURCES = {
     "Straggler": Source(StragglerEnv),
     "Null": Source("benchmarks/Null-v0"),
     "NullBox": Source("benchmarks/NullBox-v0"),
+    "Sleeping": Source("benchmarks/Sleeping-v0"),
 }

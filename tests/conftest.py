@@ -14,7 +14,7 @@ import pytest
 import torch
 import uvloop
 
-pytest.register_assert_rewrite("oracle", "processes")
+pytest.register_assert_rewrite("cancelling", "oracle", "processes")
 
 from oracle import PENDULUM, lockstep, policy_of  # noqa: E402  (rewritten as they are imported)
 from processes import children, descriptors  # noqa: E402

@@ -6,8 +6,9 @@ undisturbed, and with its keywords otherwise.
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -123,6 +124,27 @@ class RaisingEnv(CountingEnv):
         return super().step(action)
 
 
+class FlakyEnv(CountingEnv):
+    """Raises in step 2 of the first tries of an episode; its task says how often, and for whom.
+
+    `{"failures": 2, "above": 0.5}`: twice, for episodes whose drawn number is above that.
+    """
+
+    tries: ClassVar[Counter[int | None]] = Counter()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.tries[seed] += 1
+        self.seed = seed
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Step:
+        fails = self.tries[self.seed] <= self.task.get("failures", 0)
+        if self.steps == 2 and fails and self.drawn > self.task.get("above", -1.0):
+            message = "lost contact"
+            raise ConnectionError(message)
+        return super().step(action)
+
+
 class NotFiniteEnv(CountingEnv):
     """Returns `value` in a place that its task names: `reset`, `step`, `last` or `reward`."""
 
@@ -197,6 +219,13 @@ class WaitingEnv(CountingEnv):
             self.arrived.write_bytes(b".")
             self.gate.read_bytes()
         return super().step(action)
+
+
+class HighWaitsEnv(WaitingEnv):
+    """Waits only in episodes whose drawn number is above 0.5."""
+
+    def step(self, action: Any) -> Step:
+        return super().step(action) if self.drawn > 0.5 else CountingEnv.step(self, action)
 
 
 class SecondWaitsEnv(WaitingEnv):

@@ -65,3 +65,9 @@ def policy_of(env: Any, hidden_sizes: tuple[int, ...] = (16, 16), seed: int = 0)
 def uniform(observations: Tensor) -> Distribution:
     """A policy for two actions that looks at nothing."""
     return Categorical(logits=torch.zeros(len(observations), 2), validate_args=False)
+
+
+def counting_policy(observations: Tensor) -> Distribution:
+    """For `CountingEnv`: depends on the observation's second number alone."""
+    first = observations[:, 1]
+    return Categorical(logits=torch.stack((first, -first), dim=1), validate_args=False)

@@ -111,3 +111,11 @@ def wait_until(is_so: Callable[[], bool], seconds: float) -> float:
         assert time.perf_counter() - began < seconds, f"not within {seconds} s"
         time.sleep(0.005)
     return time.perf_counter() - began
+
+
+def waiting_gates(directory: Path) -> tuple[Path, Path]:
+    """Make the two FIFOs of a `WaitingEnv`."""
+    gates = directory / "arrived", directory / "gate"
+    for gate in gates:
+        os.mkfifo(gate)
+    return gates

@@ -44,6 +44,7 @@ from asyncmaml.errors import (
 )
 from asyncmaml.learning.policies import MLPPolicy
 from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import Seeds
 
 CARTPOLE = "CartPole-v1"
@@ -834,11 +835,11 @@ async def test_sampler_of_another_thread_is_told() -> None:
 async def test_result_that_cannot_be_finished_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason: nobody is left to wait for ever."""
 
-    def fail(request: Request) -> None:
+    def fail(request: Request, statistics: Statistics) -> None:
         message = "as many tensors as that"
         raise MemoryError(message)
 
-    monkeypatch.setattr(Request, "finish", fail)
+    monkeypatch.setattr(Request, "finished", fail)
     async with in_process(CountingEnv) as sampler:
         found = await refused(
             AsyncMAMLError, "fault in the sampler", sampling=sampler.sample(uniform)

@@ -211,7 +211,7 @@ def test_table_of_large_numbers_is_aligned_in_80_columns() -> None:
 
 def test_waiting_is_what_is_left_of_the_time() -> None:
     statistics = Statistics(
-        gather_seconds=1, forward_seconds=2, scatter_seconds=1, environment_seconds=5
+        record_seconds=1, forward_seconds=2, scatter_seconds=1, worker_seconds=[3, 2]
     )
     in_workers = summarize_times(statistics, 10.0, num_workers=2)["time"]
     assert in_workers["waiting_seconds"] == 10 - 4

@@ -227,6 +227,44 @@ def test_finish_keeps_how_and_where_each_episode_ended() -> None:
     assert episodes.is_complete
 
 
+# ---- selecting ----
+
+
+def test_selected_episodes_are_what_they_were() -> None:
+    episodes = finished([[1, 2, 3], [4], [5, 6]], [True, False, True], [False, True, False])
+    selected = episodes.select([2, 0])
+    assert selected.batch_ids.tolist() == [2, 0]
+    assert selected.rewards.tolist() == [[5, 1], [6, 2], [0, 3]]
+    assert selected.observations[:, 0].tolist() == [[2, 0], [2, 1], [0, 0]]
+    assert selected.lengths.tolist() == [2, 3]
+    assert selected.terminated.tolist() == [True, True]
+    assert selected.returns[0].tolist() == [5 + 0.5 * 6, 1 + 0.5 * 2 + 0.25 * 3]
+    assert len(episodes.select([1])) == 1
+
+
+def test_selected_episodes_and_the_original_do_not_disturb_each_other() -> None:
+    episodes = filled([[1], [2]])
+    selected = episodes.select([1])
+    selected.append([[9, 9]], [9], [9], [0])
+    assert episodes.rewards.tolist() == [[1, 2]]
+    assert selected.rewards.tolist() == [[2], [9]]
+    episodes.append([[7, 7]], [7], [7], [1])
+    assert selected.rewards.tolist() == [[2], [9]]
+
+
+@pytest.mark.parametrize("indices", [[], [3], [-1], [0.5], [0, 0]])
+def test_selection_that_does_not_fit_is_refused(indices: list[Any]) -> None:
+    with pytest.raises(EpisodesError):
+        filled([[1], [2], [3]]).select(indices)
+
+
+def test_batch_ids_count_from_where_the_part_of_a_request_begins() -> None:
+    episodes = BatchEpisodes(2, first_batch_id=7)
+    episodes.append([[1.0], [2.0]], [0, 0], [3, 4], [0, 1])
+    assert episodes.batch_ids.tolist() == [7, 8]
+    assert episodes.rewards.tolist() == [[3, 4]]
+
+
 # ---- what was handed out ----
 
 
@@ -363,6 +401,7 @@ def test_saved_episodes_come_back_whole(tmp_path: Path) -> None:
     episodes.save(tmp_path / "episodes")
     loaded = BatchEpisodes.load(tmp_path / "episodes")
     assert snapshot(loaded) == snapshot(episodes)
+    assert loaded.select([1]).batch_ids.tolist() == [1]
     assert torch.equal(loaded.log_probs, episodes.log_probs)
     assert (loaded.gamma, loaded.batch_size, repr(loaded)) == (0.75, 2, repr(episodes))
     loaded.append([[9, 9]], [9], [9], [0], [-2.0])

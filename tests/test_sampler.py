@@ -3,11 +3,9 @@
 import asyncio
 import gc
 import os
-import random
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,8 @@ from fakes import (
 )
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from oracle import assert_same, lockstep, policy_of, uniform
-from processes import children, descriptors, until
+from oracle import assert_same, counting_policy, lockstep, policy_of, uniform
+from processes import children, descriptors, until, waiting_gates
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -48,12 +46,6 @@ CARTPOLE = "CartPole-v1"
 def policy() -> MLPPolicy:
     """One for CartPole."""
     return policy_of(CartPoleEnv())
-
-
-def counting_policy(observations: Tensor) -> Distribution:
-    """For `CountingEnv`: depends on the observation's second number alone."""
-    first = observations[:, 1]
-    return Categorical(logits=torch.stack((first, -first), dim=1), validate_args=False)
 
 
 def in_process(env: Any, *, rows: int = 3, **settings: Any) -> AsyncSampler:
@@ -508,39 +500,7 @@ async def test_spaces_are_those_of_one_environment() -> None:
         assert sampler.action_space == CartPoleEnv().action_space
 
 
-# --- statistics and repr
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-async def test_statistics_add_up(num_workers: int, policy: MLPPolicy) -> None:
-    async with AsyncSampler(
-        CARTPOLE, num_workers=num_workers, envs_per_worker=5, seed=0
-    ) as sampler:
-        results = await asyncio.gather(
-            *(sampler.sample(policy, batch_size=size) for size in (1, 7, 30))
-        )
-        found = sampler.statistics
-    assert found.transitions == sum(episodes.num_transitions for episodes in results)
-    assert found.episodes == 38
-    assert found.restarts == 0
-    assert 0 < found.ticks <= found.transitions
-    assert found.rows_per_tick == found.transitions / found.ticks
-    assert found.forward_seconds > 0
-    assert found.environment_seconds > 0
-
-
-async def test_statistics_are_a_copy(policy: MLPPolicy) -> None:
-    async with in_process(CARTPOLE, batch_size=2) as sampler:
-        before = sampler.statistics
-        await sampler.sample(policy)
-        assert before.transitions == 0
-        assert sampler.statistics.transitions > 0
-
-
-async def test_statistics_outlive_the_sampler(policy: MLPPolicy) -> None:
-    async with AsyncSampler(CARTPOLE, num_workers=1, batch_size=2) as sampler:
-        episodes = await sampler.sample(policy)
-    assert sampler.statistics.transitions == episodes.num_transitions
+# --- repr
 
 
 async def test_repr_tells_workers_rows_and_requests(tmp_path: Path) -> None:
@@ -587,14 +547,6 @@ async def test_repr_tells_the_environment() -> None:
 
 
 # --- life
-
-
-def waiting_gates(directory: Path) -> tuple[Path, Path]:
-    """Make the two FIFOs of a `WaitingEnv`."""
-    gates = directory / "arrived", directory / "gate"
-    for gate in gates:
-        os.mkfifo(gate)
-    return gates
 
 
 async def test_close_is_idempotent() -> None:
@@ -722,154 +674,6 @@ async def test_forgotten_sampler_ends_by_itself(num_workers: int) -> None:
     assert gone() is None
     assert not children()
     assert threading.active_count() == threads
-
-
-# --- cancellation
-
-
-def calls_are_over(sampler: AsyncSampler) -> bool:
-    return " 0 rows busy" in repr(sampler) and repr(sampler).endswith(" 0 requests]>")
-
-
-@pytest.mark.parametrize("how", ["cancel", "timeout", "sibling"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-async def test_cancelled_sample_leaves_the_sampler_usable(
-    how: str, num_workers: int, policy: MLPPolicy
-) -> None:
-    async with AsyncSampler(
-        CARTPOLE, num_workers=num_workers, envs_per_worker=4, seed=0, batch_size=5
-    ) as sampler:
-        endless = sampler.sample(uniform, batch_size=10**6, seed=1)
-        under_way = sampler.statistics.transitions + 20
-        if how == "cancel":
-            sampling = asyncio.create_task(endless)
-            await until(lambda: sampler.statistics.transitions > under_way)
-            sampling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await sampling
-        elif how == "timeout":
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await endless
-        else:
-            with pytest.raises(ExceptionGroup) as caught:
-                await with_failing_sibling(sampler, endless, under_way)
-            assert caught.group_contains(ZeroDivisionError)
-        await until(lambda: calls_are_over(sampler))
-        found = await sampler.sample(policy)
-    assert_same(found, lockstep(CARTPOLE, policy, seed=0, batch_size=5)[0])
-
-
-async def with_failing_sibling(sampler: AsyncSampler, endless: Any, under_way: int) -> None:
-    async def fail() -> None:
-        await until(lambda: sampler.statistics.transitions > under_way)
-        raise ZeroDivisionError
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(endless)
-        group.create_task(fail())
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-async def test_cancelling_at_any_tick_changes_no_other_episode(num_workers: int) -> None:
-    env = lambda: CountingEnv(length=None)  # noqa: E731
-    rounds, chance = 40, random.Random(0)
-    calls: list[dict[str, Any]] = [
-        {"batch_size": 7, "task": {"number": float(index % 3)}} for index in range(rounds)
-    ]
-    wanted = lockstep(env, counting_policy, calls, seed=0)
-    async with AsyncSampler(env, num_workers=num_workers, envs_per_worker=3, seed=0) as sampler:
-        for call, episodes in zip(calls, wanted, strict=True):
-            doomed = asyncio.create_task(
-                sampler.sample(counting_policy, batch_size=50, seed=1, task={"number": 9.0})
-            )
-            kept = asyncio.create_task(sampler.sample(counting_policy, **call))
-            limit = sampler.statistics.ticks + chance.randrange(12)
-            await until(partial(has_ticked, sampler, limit))
-            doomed.cancel()
-            assert_same(await kept, episodes)
-        await until(lambda: calls_are_over(sampler))
-
-
-def has_ticked(sampler: AsyncSampler, limit: int) -> bool:
-    return sampler.statistics.ticks >= limit
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-async def test_closing_the_coroutine_of_a_call_frees_its_rows(num_workers: int) -> None:
-    async with AsyncSampler(
-        CountingEnv, num_workers=num_workers, envs_per_worker=4, seed=0, batch_size=5
-    ) as sampler:
-        call = sampler.sample(uniform, batch_size=10**6, seed=1)
-        call.send(None)
-        await until(lambda: sampler.statistics.transitions > 20)
-        call.close()
-        await until(lambda: calls_are_over(sampler), 3)
-        found = await sampler.sample(uniform)
-    assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=5)[0])
-
-
-async def test_cancelling_before_the_sampler_has_heard_of_the_call() -> None:
-    async with in_process(CountingEnv, batch_size=1) as sampler:
-        for _ in range(20):
-            sampling = asyncio.create_task(sampler.sample(counting_policy))
-            await asyncio.sleep(0)
-            sampling.cancel()
-        await sampler.sample(counting_policy)
-        await until(lambda: calls_are_over(sampler))
-
-
-async def test_cancelling_one_call_takes_only_its_rows(tmp_path: Path) -> None:
-    gates = waiting_gates(tmp_path)
-    async with AsyncSampler(
-        lambda: WaitingEnv(*gates), num_workers=1, envs_per_worker=1, seed=0
-    ) as sampler:
-        first, second = (
-            asyncio.create_task(sampler.sample(counting_policy, batch_size=1)) for _ in range(2)
-        )
-        await asyncio.to_thread(gates[0].read_bytes)
-        assert repr(sampler).endswith("1 rows busy, 0 idle, 2 requests]>")
-        first.cancel()
-        await until(lambda: repr(sampler).endswith("0 rows busy, 1 idle, 1 requests]>"))
-        await asyncio.to_thread(gates[1].write_bytes, b".")  # the cancelled step ends
-        await asyncio.to_thread(gates[0].read_bytes)
-        await asyncio.to_thread(gates[1].write_bytes, b".")
-        assert (await second).lengths.tolist() == [3]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-async def test_cancelled_start_leaves_nothing(num_workers: int) -> None:
-    """Cancelled after ever more rounds of the loop; what is left the fixture would see."""
-    for rounds in (0, 1, 2, 30, 300):
-        sampler = AsyncSampler(CountingEnv, num_workers=num_workers)
-        starting = asyncio.create_task(sampler.start())
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        starting.cancel()
-        try:
-            await starting
-        except asyncio.CancelledError:
-            assert not children()
-            with pytest.raises(SamplerStateError):
-                await sampler.sample(counting_policy)
-        else:  # it was faster
-            await sampler.close()
-
-
-async def test_start_cancelled_while_a_worker_makes_its_environment(tmp_path: Path) -> None:
-    gates = waiting_gates(tmp_path)
-
-    def make() -> CountingEnv:
-        gates[0].write_bytes(b".")
-        gates[1].read_bytes()
-        return CountingEnv()
-
-    starting = asyncio.create_task(AsyncSampler(make, num_workers=1).start())
-    await asyncio.to_thread(gates[0].read_bytes)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert not children()
 
 
 async def test_call_is_keyword_only_from_task_on() -> None:

@@ -29,8 +29,8 @@ async def test_stream_hands_out_the_episodes_of_the_batch(num_workers: int, orde
         batch = await sampler.sample(policy, batch_size=20, seed=7)
         ids = []
         async for episode in sampler.stream(policy, batch_size=20, seed=7, ordered=ordered):
-            assert_is_episode(episode, batch, episode.first_batch_id)
-            ids.append(episode.first_batch_id)
+            assert_is_episode(episode, batch, int(episode.batch_ids))
+            ids.append(int(episode.batch_ids))
     assert sorted(ids) == list(range(20))
     assert (ids == list(range(20))) or not ordered
 

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from asyncmaml.errors import ConfigurationError
 
@@ -116,6 +116,33 @@ class RowVectorEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]], ABC):
         """Give the masked rows the task that their constructor gave them."""
         message = f"{type(self).__name__} has tasks; implement restore_task(mask) as well"
         raise ConfigurationError(message)
+
+
+def checked_choices(
+    who: str, actions: ArrayLike, num_choices: int, is_running: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return actions of a `Discrete` space, any action of a row that does not run made valid.
+
+    numpy's indexing would take -1 for the last choice without a word.
+
+    Args:
+        who: The environment, for the message.
+        actions: Shape `(R,)`.
+        num_choices: Valid are 0 to `num_choices - 1`.
+        is_running: Shape `(R,)`.
+
+    Raises:
+        ConfigurationError: A running row's action is out of range.
+    """
+    choices = np.asarray(actions, np.int64)
+    valid = np.clip(choices, 0, num_choices - 1)
+    if wrong := choices[(choices != valid) & is_running].tolist():
+        message = (
+            f"{who} cannot step: the action {wrong[0]} is not in 0 to {num_choices - 1}; use a "
+            f"policy for the action space Discrete({num_choices})"
+        )
+        raise ConfigurationError(message)
+    return valid
 
 
 def steps_by_row(creator: object) -> bool:

@@ -9,20 +9,23 @@ is whole between any two calls.
 
 import asyncio
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncmaml.errors import AsyncMAMLError, WorkerError
-from asyncmaml.sampling.actor import Acting, ActionWriter, Actor
+from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import AsyncMAMLError, EpisodeError, WorkerError
+from asyncmaml.sampling.actor import ActionWriter, Actor
+from asyncmaml.sampling.dealing import Dealer
 from asyncmaml.sampling.failures import in_episode, policy_error, row_error
+from asyncmaml.sampling.formation import Formations
 from asyncmaml.sampling.lane import Lane, RowTable
-from asyncmaml.sampling.requests import EpisodeQueue, Request
-from asyncmaml.sampling.statistics import Statistics
-from asyncmaml.sampling.task_numbers import TaskNumbers
+from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.snapshot import PolicySnapshot
+from asyncmaml.sampling.statistics import HISTOGRAM_BINS, Statistics
+from asyncmaml.sampling.trace import Trace
 from asyncmaml.sampling.transitions import NOBODY, Pending, TransitionLog
 from asyncmaml.worker.protocol import Outcome, RowFailure
 
@@ -38,7 +41,8 @@ class Coordinator:
         actor: Draws actions.
         write_actions: Turns recorded actions into what the environment takes.
         log: Takes the transitions of a tick.
-        statistics: Counted in place.
+        max_attempts: Times that one episode may be begun again.
+        trace: Takes what happens when; None: nobody wants to know.
     """
 
     def __init__(
@@ -48,27 +52,39 @@ class Coordinator:
         actor: Actor,
         write_actions: ActionWriter,
         log: TransitionLog,
-        statistics: Statistics,
+        max_attempts: int,
+        trace: Trace | None,
     ) -> None:
         self.lanes = lanes
-        self.statistics = statistics
+        self.counted = Statistics()
+        """What is counted here and in the pool; `statistics()` tells the rest as well."""
         self._table = table
         self._all_rows = np.arange(len(table.owners))
         self._actor = actor
         self._write_actions = write_actions
         self._log = log
+        self._max_attempts = max_attempts
+        self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._queue = EpisodeQueue()
+        self._dealer = Dealer(lanes)
+        self._formations = Formations()
         self._requests: dict[int, Request] = {}
         self._free_slots: list[int] = []
-        self._task_numbers = TaskNumbers()
+        self._users: Counter[PolicySnapshot] = Counter()
+        """Requests of each policy."""
         self._replies: list[tuple[Lane, list[RowFailure]]] = []
         self._tick_is_due = False
-        self._under_way = [0] * (1 + max(lane.worker for lane in lanes))
+        self._is_in_tick = False
+        self._results: deque[tuple[Request, BatchEpisodes | BaseException]] = deque()
+        """What is to be delivered when the tick is over."""
+        num_workers = 1 + max(lane.worker for lane in lanes)
+        self._under_way = [0] * num_workers
         """Lanes of each worker that have yet to reply."""
-        self._busy_until = time.perf_counter()
+        self._opened_at = self._busy_until = time.perf_counter()
+        self._released_at: float | None = None
         self._broken: AsyncMAMLError | None = None
-        self._lost_environment_seconds = 0.0
+        self._lost_seconds = [0.0] * num_workers
+        """In environments, of the workers that are gone."""
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -80,13 +96,13 @@ class Coordinator:
     def submit(self, request: Request) -> None:
         """Take up a request; its result is delivered when its last episode is in."""
         if self._broken is not None:
-            request.deliver(self._broken)
+            self._deliver(request, self._broken)
             return
         request.slot = self._free_slots.pop() if self._free_slots else len(self._requests)
+        request.statistics = self.statistics()
         self._requests[request.slot] = request
-        if request.task is not None:
-            request.task_number = self._task_numbers.take(request.task)
-        self._queue.add(request)
+        self._users[request.policy] += 1
+        self._dealer.add(request)
         self._request_tick()
 
     def cancel(self, request: Request) -> None:
@@ -98,7 +114,7 @@ class Coordinator:
         """Drop a request and deliver an error in place of its result."""
         if self._requests.get(request.slot) is request:
             self._remove(request)
-            request.deliver(error)
+            self._deliver(request, error)
             # Where its policy failed, its rows are free and no reply of theirs is on its way.
             self._request_tick()
 
@@ -108,24 +124,51 @@ class Coordinator:
         for request in list(self._requests.values()):
             self.fail(request, error)
 
+    def _complete(self, request: Request) -> None:
+        """Deliver a request whose last episode is in."""
+        # Off the books last: what is on them gets an error, should one of these raise.
+        self._log.empty_one(request)
+        result = request.finished(self.statistics())
+        self._remove(request)
+        self.counted.requests += 1
+        self._deliver(request, result)
+
+    def _deliver(self, request: Request, result: BatchEpisodes | BaseException) -> None:
+        # After the tick: who awaits it wakes up and wants the interpreter, and the workers
+        # should have their orders by then.
+        self._results.append((request, result))
+        if not self._is_in_tick:
+            self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        while self._results:
+            request, result = self._results.popleft()
+            request.deliver(result)
+
     def _remove(self, request: Request) -> None:
+        request.is_done = True
         del self._requests[request.slot]
-        self._queue.remove(request)
-        self._log.forget(request)
-        for lane in self.lanes:
-            lane.disown(request.slot)
+        self._formations.clear()  # its slot may be another's next
+        self._dealer.remove(request)
+        if request.may_have_rows:
+            self._log.forget(request)
         self._free_slots.append(request.slot)
-        policy = request.policy
-        if all(other.policy is not policy for other in self._requests.values()):
-            self._actor.forget(policy)
-        if request.task is not None:
-            self._task_numbers.release(request.task, self.lanes)
+        self._users[request.policy] -= 1
+        if not self._users[request.policy]:
+            del self._users[request.policy]
+            self._actor.forget(request.policy)
+        if self._trace is not None:
+            ended = time.perf_counter()
+            self._trace.request(id(request), request.called_at, request.begun_at, ended)
 
     # -- lanes ----------------------------------------------------------------------------------
 
     def stepped(self, lane: Lane, failures: list[RowFailure]) -> None:
         """Take a lane's reply; the next tick works on it."""
         lane.answered_at = time.perf_counter()
+        if self._trace is not None:
+            began, ended = lane.arrays.step_times.tolist()
+            self._trace.step(lane.worker, lane.group, began, ended)
         self._replies.append((lane, failures))
         under_way = self._under_way
         under_way[lane.worker] -= 1
@@ -140,14 +183,13 @@ class Coordinator:
         else:  # no other reply can be on its way
             self._tick()
 
-    def lose(self, lanes: list[Lane], error: WorkerError, max_attempts: int) -> None:
+    def lose(self, lanes: list[Lane], error: WorkerError) -> None:
         """Give the episodes of a lost worker to other rows, to be run again from their seeds.
 
         Args:
             lanes: Their worker is gone.
-            error: Delivered to a request one of whose episodes has lost `max_attempts` workers.
-            max_attempts: Workers that one episode may lose. Counted where the worker was at this
-                episode, or at none that is known; the others of its episodes just run again.
+            error: For an episode that has lost too many workers. That is counted where the worker
+                was at this episode, or at none that is known; the others just run again.
         """
         answered = [lane for lane, _ in self._replies]
         self._replies = [reply for reply in self._replies if reply[0] not in lanes]
@@ -157,32 +199,48 @@ class Coordinator:
             self._under_way[lane.worker] -= lane.is_stepping and lane not in answered
             if lane.pending is not None:
                 self._log.drop(lane.pending)
-            culprits |= lane.under_the_worker()
-            self._reclaim(lane)
-            self._lost_environment_seconds += float(lane.arrays.busy_seconds[0])
+            culprits |= lane.take_from_the_worker()
+            self._dealer.reclaim(lane)
+            self._lost_seconds[lane.worker] += float(lane.arrays.busy_seconds[0])
             lost |= lane.reset()
-        for slot, batch_id in lost:
-            if slot in self._requests:
-                self._give_back(self._requests[slot], range(batch_id, batch_id + 1))
-        # Where it is not known which episode it was, it may have been any of them.
-        for slot, batch_id in culprits or lost.keys():
+        lost |= dict.fromkeys(culprits - lost.keys())
+        for (slot, batch_id), step in lost.items():
             loser = self._requests.get(slot)
             if loser is None:  # cancelled, or an earlier episode of this loop has failed it
                 continue
-            attempts = loser.attempts[batch_id] = loser.attempts.get(batch_id, 0) + 1
-            if attempts > max_attempts:
-                step = lost.get((slot, batch_id))
-                self.fail(loser, in_episode(error, loser, batch_id, step))
+            # Where it is not known which episode it was, it may have been any of them.
+            if not culprits or (slot, batch_id) in culprits:
+                told = in_episode(error, loser, batch_id, step, self._max_attempts + 1)
+                self._retry_or_fail(loser, batch_id, told, may_retry=True)
+            else:
+                self._dealer.give_back(loser, range(batch_id, batch_id + 1))
         self._request_tick()
 
-    def environment_seconds(self) -> float:
-        """Return the time spent in environments so far."""
-        # Any thread may ask: a link that is read twice could be gone in between.
-        links = [(lane.link, lane.group) for lane in self.lanes]
-        running = sum(
-            float(link.arrays[group].busy_seconds[0]) for link, group in links if link is not None
-        )
-        return self._lost_environment_seconds + running
+    def _retry_or_fail(
+        self, request: Request, batch_id: int, error: EpisodeError, *, may_retry: bool
+    ) -> None:
+        """Do with an episode whose environment or worker has failed as its request says."""
+        if may_retry and request.may_retry(batch_id, self._max_attempts):
+            self._dealer.give_back(request, range(batch_id, batch_id + 1))
+        elif request.terms.on_error == "drop":
+            request.failures.append(error)
+            if request.is_complete:
+                self._complete(request)
+        else:
+            self.fail(request, error)
+
+    def statistics(self) -> Statistics:
+        """Return all counts and times so far; for any thread, since it changes nothing."""
+        now = self.counted.copy()
+        now.wall_seconds = (self._released_at or time.perf_counter()) - self._opened_at
+        now.requests_in_flight = len(self._requests)
+        now.episodes_queued = self._dealer.num_waiting
+        now.worker_seconds = list(self._lost_seconds)
+        for lane in self.lanes:
+            link = lane.link  # read once: it could be gone in between
+            if link is not None:
+                now.worker_seconds[lane.worker] += float(link.arrays[lane.group].busy_seconds[0])
+        return now
 
     def has_replied(self, lane: Lane) -> bool:
         """Whether a lane's reply is in and waits for the next tick."""
@@ -190,17 +248,15 @@ class Coordinator:
 
     def release_lanes(self) -> None:
         """Let go of the shared arrays; what they count is kept."""
-        self._lost_environment_seconds = self.environment_seconds()
+        last = self.statistics()
+        self._released_at = self._opened_at + last.wall_seconds
+        self._lost_seconds = last.worker_seconds
         for lane in self.lanes:
             lane.link = None
 
     def rejoin(self) -> None:
         """Give orders to lanes that have become available."""
         self._request_tick()
-
-    def _give_back(self, request: Request, ids: range) -> None:
-        if self._requests.get(request.slot) is request:
-            self._queue.give_back(request, ids)
 
     # -- the tick -------------------------------------------------------------------------------
 
@@ -212,27 +268,29 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._tick_is_due = False
-        statistics = self.statistics
+        self._is_in_tick = True
+        try:
+            self._work()
+        finally:
+            self._is_in_tick = False
+            self._deliver_all()
+
+    def _work(self) -> None:
         began = time.perf_counter()
-        statistics.waiting_seconds += began - self._busy_until
         replies, self._replies = self._replies, []
         for lane, failures in replies:
             self._collect(lane, failures)
+        recorded = time.perf_counter()
         lanes = [lane for lane in self.lanes if lane.is_available]
-        if self._task_numbers.has_unused:
-            for lane in lanes:
-                self._reclaim(lane)  # its offers may name such a task
-            self._task_numbers.forget(lanes, self.lanes)
-        self._deal(lanes)
+        self._dealer.deal(lanes)
         acting = [lane for lane in lanes if lane.active().count]
-        gathered = acted = time.perf_counter()
+        rows = self._gather(acting) if acting else self._all_rows[:0]
+        gathered = time.perf_counter()
         if acting:
-            rows = self._gather(acting)
-            gathered = time.perf_counter()
             self._act(rows, acting)
-            acted = time.perf_counter()
+        acted = time.perf_counter()
+        if acting:
             self._scatter(acting)
-            statistics.ticks += 1
         sent = time.perf_counter()  # a worker's time does not include the forward
         for lane in lanes:
             if lane.begin_step(sent):
@@ -240,11 +298,24 @@ class Coordinator:
             elif lane.pending is not None:  # the policy of all its rows has failed
                 self._log.drop(lane.pending)
                 lane.pending = None
-        ended = time.perf_counter()
-        statistics.gather_seconds += gathered - began
-        statistics.forward_seconds += acted - gathered
-        statistics.scatter_seconds += ended - acted
+        self._count((began, recorded, gathered, acted, time.perf_counter()), len(rows))
+
+    def _count(self, marks: tuple[float, float, float, float, float], num_rows: int) -> None:
+        """Count a tick: when it began, had recorded, gathered, drawn actions, and ended."""
+        began, recorded, gathered, acted, ended = marks
+        counted = self.counted
+        counted.waiting_seconds += began - self._busy_until
+        counted.record_seconds += recorded - began
+        counted.gather_seconds += gathered - recorded
+        counted.forward_seconds += acted - gathered
+        counted.scatter_seconds += ended - acted
         self._busy_until = ended
+        if num_rows:
+            counted.ticks += 1
+            counted.ticks_by_rows[min(num_rows.bit_length(), HISTOGRAM_BINS) - 1] += 1
+        if self._trace is not None:
+            self._trace.tick(marks, num_rows)
+            self._trace.count(ended, requests=self.num_requests, queued=self._dealer.num_waiting)
 
     def _collect(self, lane: Lane, failures: list[RowFailure]) -> None:
         """Record what a lane's step brought, and see to the rows whose episode ended."""
@@ -254,15 +325,10 @@ class Coordinator:
             rows = lane.acting
             self._log.complete(pending, arrays.rewards[rows.local])
             self._table.steps[rows.table] += 1
-            self.statistics.transitions += rows.count
+            self.counted.transitions += rows.count
         lane.end_step()
         if arrays.outcomes.any():
             self._settle(lane, failures)
-
-    def _reclaim(self, lane: Lane) -> None:
-        """Take back the offers that a lane's rows have not taken."""
-        for request, ids in reversed(lane.withdraw()):
-            self._give_back(request, ids)
 
     def _settle(self, lane: Lane, failures: list[RowFailure]) -> None:
         """See to the rows whose episode ended or failed."""
@@ -271,10 +337,9 @@ class Coordinator:
         outcomes = arrays.outcomes[settled]
         rows = lane.first_row + settled
         failed = {(failure.row, failure.of_next): failure for failure in failures}
-        for local in [local for local, of_next in failed if not of_next]:
-            request = self._requests.get(int(table.owners[lane.first_row + local]))
-            if request is not None:
-                self._fail_row(request, lane.first_row + local, failed[local, False])
+        for (local, of_next), failure in failed.items():
+            if not of_next:
+                self._fail_row(lane, local, failure)
         # Of a request that has failed, the rows belong to nobody by now.
         ended = (outcomes & _ENDED).astype(np.bool_) & (table.owners[rows] != NOBODY)
         if ended.any():
@@ -286,15 +351,14 @@ class Coordinator:
         takers = settled[has_next]
         for request, ids in lane.claim(len(takers)):
             mine, takers = takers[: len(ids)], takers[len(ids) :]
-            if self._requests.get(request.slot) is request:
-                lane.go_on(mine, request, ids)
-            else:
+            if request.is_done:
                 for local in mine.tolist():
                     lane.stop(local)
-        for local in [local for local, of_next in failed if of_next]:
-            request = self._requests.get(int(table.owners[lane.first_row + local]))
-            if request is not None:
-                self._fail_row(request, lane.first_row + local, failed[local, True])
+            else:
+                lane.go_on(mine, request, ids)
+        for (local, of_next), failure in failed.items():
+            if of_next:
+                self._fail_row(lane, local, failure)
 
     def _end_episodes(
         self, rows: NDArray[np.intp], outcomes: NDArray[np.uint8], last: NDArray[Any]
@@ -306,54 +370,21 @@ class Coordinator:
             request = self._requests[slot]
             mine = owners == slot
             ids, lengths = table.batch_ids[rows[mine]], table.steps[rows[mine]]
-            request.end_episodes(ids, lengths, outcomes[mine], last[mine])
-            self.statistics.episodes += len(ids)
-            if request.num_unfinished == 0:
-                # Off the books last: what is on them gets an error, should one of these raise.
-                self._log.empty_one(request)
-                request.finish()
-                self._remove(request)
-                request.deliver(request.episodes)
+            self.counted.episodes += request.end_episodes(ids, lengths, outcomes[mine], last[mine])
+            if request.is_complete:
+                self._complete(request)
 
-    def _fail_row(self, request: Request, row: int, failure: RowFailure) -> None:
-        batch_id, step = int(self._table.batch_ids[row]), int(self._table.steps[row])
-        # The reward of the step that failed was counted when the reply came in.
-        self.fail(request, row_error(request, batch_id, step - 1, failure))
-
-    def _deal(self, lanes: list[Lane]) -> None:
-        """Hand out episodes: to idle rows first, then as offers to rows that may finish."""
-        queue = self._queue
-        if not len(queue) and any(lane.num_idle for lane in self.lanes):
-            # An idle row before one that may finish: what stands as an offer is needed now.
-            for lane in lanes:
-                if lane.offers:
-                    self._reclaim(lane)
-        if not len(queue):
+    def _fail_row(self, lane: Lane, local: int, failure: RowFailure) -> None:
+        row = lane.first_row + local
+        request = self._requests.get(int(self._table.owners[row]))
+        if request is None:
             return
-        # An even share for each lane, also for those that are stepping now: else the first
-        # reply would take what belongs on other cores.
-        sharing = sum(1 for lane in self.lanes if lane.link is not None and lane.num_idle)
-        for lane in lanes:
-            idle = lane.num_idle
-            if not idle:
-                continue
-            share = -(-len(queue) // sharing)
-            sharing -= 1
-            if share:
-                self._start(lane, queue.take(min(share, idle)))
-        for lane in lanes:
-            if not len(queue):
-                return
-            wanted = lane.active().count
-            if lane.num_offers < wanted:
-                share = -(-len(queue) // len(self.lanes))
-                lane.offer(queue.take(min(share, 2 * wanted - lane.num_offers)))
-
-    def _start(self, lane: Lane, work: Iterable[tuple[Request, range]]) -> None:
-        idle = iter(lane.idle_rows())
-        for request, ids in work:
-            for batch_id, seed in zip(ids, request.seeds(ids).tolist(), strict=True):
-                lane.start(next(idle), request, batch_id, seed)
+        batch_id, step = int(self._table.batch_ids[row]), int(self._table.steps[row])
+        lane.stop(local)
+        # The reward of the step that failed was counted when the reply came in.
+        error = row_error(request, batch_id, step - 1, failure)
+        may_retry = request.terms.on_error == "retry"
+        self._retry_or_fail(request, batch_id, error, may_retry=may_retry)
 
     def _gather(self, lanes: list[Lane]) -> NDArray[np.intp]:
         """Enter the waiting rows of these lanes into the log; return the rows."""
@@ -379,31 +410,11 @@ class Coordinator:
         first, last = lanes[0].pending, lanes[-1].pending
         assert first is not None
         assert last is not None
-        start, stop = first.start, last.stop
-        owners = self._log.owners[start:stop]
-        requests = self._requests
-        first_request = requests[int(owners[0])]
-        together = Acting(first_request, slice(start, stop), rows)
-        if len(requests) == 1 or (owners == owners[0]).all():
-            acting = [together]
-        else:
-            slots = np.unique(owners).tolist()
-            policy = first_request.policy
-            if all(requests[slot].policy is policy and requests[slot].plan for slot in slots):
-                # As if it were one request's, but for where the noise comes from.
-                shared = replace(
-                    together, streams=lambda index: requests[int(owners[index])].streams
-                )
-                if not list(self._actor.act([shared], self._log)):
-                    return
-            # Together they fail as one; each by itself, the culprit alone does.
-            acting = []
-            for slot in slots:
-                mine = np.flatnonzero(owners == slot)
-                acting.append(Acting(requests[slot], start + mine, rows[mine]))
-        for request, error in self._actor.act(acting, self._log):
-            entries = next(group.entries for group in acting if group.request is request)
-            self.fail(request, policy_error(request, self._log, entries, error))
+        start, log = first.start, self._log
+        formation = self._formations.of(log.owners[start : last.stop], rows, self._requests)
+        for group, error in self._actor.act(formation, start, log):
+            request = group.request  # the only one: who fails does so by itself
+            self.fail(request, policy_error(request, log, group.entries(start), error))
 
     def _scatter(self, lanes: list[Lane]) -> None:
         for lane in lanes:

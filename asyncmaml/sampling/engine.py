@@ -8,7 +8,6 @@ the caller's loop.
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,11 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import layout_of
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.pool import PoolSettings, WorkerPool, made_here
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.statistics import Statistics
+from asyncmaml.sampling.trace import Trace
 from asyncmaml.sampling.transitions import TransitionLog
 
 _JOIN_SECONDS = 5.0
@@ -50,18 +51,25 @@ class Engine:
         settings: Of the workers.
         device: Where the forward runs.
         clip_actions: Whether Box actions are clipped on their way to the environment.
+        trace: Takes what happens when, and is closed at the end.
     """
 
     def __init__(
-        self, maker: EnvMaker, settings: PoolSettings, device: torch.device, clip_actions: bool
+        self,
+        maker: EnvMaker,
+        settings: PoolSettings,
+        device: torch.device,
+        clip_actions: bool,
+        trace: Trace | None,
     ) -> None:
         self._maker = maker
         self._settings = settings
         self._device = device
         self._clip_actions = clip_actions
-        self._pool: WorkerPool | None = None
+        self._trace = trace
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailbox: Mailbox | None = None
         self._stop: asyncio.Event | None = None
         self._is_stopping = False
         self.task_env: gymnasium.Env[Any, Any] | None = None
@@ -106,19 +114,14 @@ class Engine:
         with self._lock:
             if self._loop is None or self._is_stopping:
                 return False
-            self._loop.call_soon_threadsafe(function, *args)
+            assert self._mailbox is not None
+            self._mailbox.post(function, *args)
             return True
 
     def statistics(self) -> Statistics:
         """Return a copy of the counts and times so far."""
-        coordinator, pool = self._coordinator, self._pool
-        if coordinator is None or pool is None:
-            return Statistics()
-        return dataclasses.replace(
-            coordinator.statistics,
-            environment_seconds=coordinator.environment_seconds(),
-            restarts=pool.num_restarts,
-        )
+        coordinator = self._coordinator
+        return Statistics() if coordinator is None else coordinator.statistics()
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return workers, busy rows, idle rows and requests in flight."""
@@ -145,12 +148,15 @@ class Engine:
             if not self.opened.done():
                 self.opened.set_exception(error)
         finally:
+            if self._trace is not None:
+                self._trace.close()
             self.closed.set_result(None)
 
     async def _main(self, row_block: int) -> None:
         stop = asyncio.Event()
         with self._lock:
             self._loop = asyncio.get_running_loop()
+            self._mailbox = Mailbox(self._loop)
             self._stop = stop
             if self._is_stopping:
                 stop.set()
@@ -163,7 +169,6 @@ class Engine:
             if not opening.done():
                 opening.cancel()
             self._coordinator, opened = await opening
-            self._pool = pool
             self.opened.set_result(opened)
             await stopping
         except asyncio.CancelledError:
@@ -208,7 +213,8 @@ class Engine:
             Actor(ready.action_space, num_rows, self._device, row_block),
             to_environment(ready.action_space, self._clip_actions),
             TransitionLog(num_rows, layout.observation, layout.action),
-            Statistics(),
+            self._settings.max_restarts,
+            self._trace,
         )
         pool.serve(coordinator)
         opened = Opened(

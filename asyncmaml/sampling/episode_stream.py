@@ -16,7 +16,9 @@ from typing import Self
 from torch import Tensor
 
 from asyncmaml.episodes import BatchEpisodes
+from asyncmaml.errors import EpisodeError
 from asyncmaml.sampling.engine import Engine
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.requests import Deliver, Request
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 
@@ -33,17 +35,20 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
     Args:
         engine: Where the requests go.
+        mailbox: Of the caller's loop.
         make_request: See `RequestMaker`.
         take_snapshot: Copies a policy's parameters.
         snapshot: The policy and its parameters; `update` changes these.
         batch_size: Episodes after which the stream ends; None: it goes on for ever.
         ordered: In the order of the batch ids, and not of completion.
         look_ahead: Episodes that may be under way or in and not yet taken.
+        skips_failed: Go on without an episode that has failed.
     """
 
     def __init__(
         self,
         engine: Engine,
+        mailbox: Mailbox,
         make_request: RequestMaker,
         take_snapshot: SnapshotMaker,
         snapshot: PolicySnapshot,
@@ -51,8 +56,10 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         batch_size: int | None,
         ordered: bool,
         look_ahead: int,
+        skips_failed: bool,
     ) -> None:
         self._engine = engine
+        self._mailbox = mailbox
         self._make_request = make_request
         self._take_snapshot = take_snapshot
         self._snapshot = snapshot
@@ -60,10 +67,13 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         self._batch_size = batch_size
         self._ordered = ordered
         self._look_ahead = look_ahead
+        self._skips_failed = skips_failed
         self._under_way: dict[int, Request] = {}
         self._versions: dict[int, int] = {}
         self._arrived: dict[int, BatchEpisodes | BaseException] = {}
         self._order: deque[int] = deque()
+        self.num_dropped = 0
+        """Episodes that failed and were left out."""
         self._num_begun = 0
         self._next_id = 0  # to be taken next, where that is ordered
         self._news = asyncio.Event()
@@ -91,6 +101,9 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
         while not self._is_closed:
             self._begin()
             taken = self._take()
+            if isinstance(taken, EpisodeError) and self._skips_failed:
+                self.num_dropped += 1
+                continue
             if isinstance(taken, BaseException):
                 await self.aclose()
                 raise taken
@@ -134,7 +147,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
     def _receiver(self, batch_id: int) -> Deliver:
         # Weak: a stream that is left must not be kept by the requests that it has begun.
-        stream, loop = weakref.ref(self), asyncio.get_running_loop()
+        stream, mailbox = weakref.ref(self), self._mailbox
 
         def receive(result: BatchEpisodes | BaseException) -> None:
             receiver = stream()
@@ -147,7 +160,7 @@ class EpisodeStream(AsyncIterator[BatchEpisodes]):
 
         def deliver(result: BatchEpisodes | BaseException) -> None:
             with suppress(RuntimeError):  # the caller's loop has ended
-                loop.call_soon_threadsafe(receive, result)
+                mailbox.post(receive, result)
 
         return deliver
 

@@ -101,11 +101,11 @@ def _ended(process: WorkerProcess) -> str:
 
 
 def in_episode(
-    error: WorkerError, request: Request, batch_id: int, step: int | None
+    error: WorkerError, request: Request, batch_id: int, step: int | None, times: int
 ) -> WorkerError:
-    """Return the error of a lost worker for one of the episodes that it had, and once too often."""
+    """Return the error of a lost worker for an episode that has lost `times` of them."""
     where = request.where(batch_id, step)
-    message = f"{error}; {request.attempts[batch_id]} times over this episode{_in_words(where)}"
+    message = f"{error}; {times} times over this episode{_in_words(where)}"
     return type(error)(message, stderr_tail=error.stderr_tail, **where)
 
 

@@ -238,8 +238,11 @@ class Lane:
         at = self.place_of_work
         return at >= self.num_rows or (at >= 0 and self._orders[at] == _START)
 
-    def under_the_worker(self) -> set[tuple[int, int]]:
-        """Return slot and batch id of the episode that the worker is at, if it is at one."""
+    def take_from_the_worker(self) -> set[tuple[int, int]]:
+        """Return slot and batch id of the episode that a lost worker was at, if it was at one.
+
+        Where that was an offer it is one no more.
+        """
         at = self.place_of_work
         if at < 0:
             return set()
@@ -247,8 +250,10 @@ class Lane:
             row = self.first_row + at
             return {(int(self._table.owners[row]), int(self._table.batch_ids[row]))}
         offer = at - self.num_rows - int(self.arrays.offers[0])
-        for request, ids in self.offers:
+        for index, (request, ids) in enumerate(self.offers):
             if offer < len(ids):
+                self.offers[index] = request, ids[offer + 1 :]
+                self.offers.insert(index, (request, ids[:offer]))
                 return {(request.slot, ids[offer])}
             offer -= len(ids)
         return set()

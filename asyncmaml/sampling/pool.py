@@ -41,9 +41,9 @@ class PoolSettings:
     step_timeout: float
     start_timeout: float
     max_restarts: int
-    start_method: StartMethod
-    worker_output: WorkerOutputMode
-    check_spaces: bool
+    start_method: StartMethod = "spawn"
+    worker_output: WorkerOutputMode = "pass"
+    check_spaces: bool = False
 
 
 @contextmanager
@@ -73,8 +73,8 @@ class WorkerPool:
             maker,
             settings.envs_per_worker,
             settings.groups_per_worker,
-            settings.check_spaces,
             registered_by_user(),
+            settings.check_spaces,
         )
         self._pickled = b""
         self._links: list[Link] = []
@@ -85,7 +85,6 @@ class WorkerPool:
         self._watches: list[WorkerWatch] = []
         self._next_look: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self.num_restarts = 0
 
     async def open(self) -> Ready:
         """Start all workers at once; return what they say of the environment.
@@ -228,11 +227,12 @@ class WorkerPool:
         assert coordinator is not None
         if error is None:
             error = worker_died(worker, link.process)
-        coordinator.lose(lanes, error, self._settings.max_restarts)
+        # Before anybody hears of it.
+        coordinator.counted.restarts += not self._is_closing
+        coordinator.lose(lanes, error)
         link.kill()
         self._links.remove(link)
         if not self._is_closing:
-            self.num_restarts += 1
             told = "%s; another takes its place, and its episodes are run again"
             LOGGER.warning(told, error, extra={"worker": worker})
             loop = asyncio.get_running_loop()

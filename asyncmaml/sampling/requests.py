@@ -2,20 +2,24 @@
 
 import asyncio
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncmaml.episodes import BatchEpisodes
-from asyncmaml.errors import ConfigurationError
+from asyncmaml.errors import ConfigurationError, EpisodeError
 from asyncmaml.sampling.actions import ActionPlan
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.snapshot import PolicySnapshot
+from asyncmaml.sampling.statistics import SamplingRecord, Statistics
 from asyncmaml.sampling.streams import EpisodeStreams
 from asyncmaml.worker.protocol import Outcome
 
@@ -51,9 +55,13 @@ class Task:
         return cls(payload, pickle.loads(payload))
 
 
-def deliver_to(future: "asyncio.Future[BatchEpisodes]") -> Deliver:
-    """Return what sets the result of a caller's future from the sampler thread."""
-    loop = future.get_loop()
+def deliver_to(future: "asyncio.Future[BatchEpisodes]", mailbox: Mailbox) -> Deliver:
+    """Return what sets the result of a caller's future from the sampler thread.
+
+    Args:
+        future: The caller's.
+        mailbox: Of the caller's loop.
+    """
 
     def set_result(result: BatchEpisodes | BaseException) -> None:
         if future.done():
@@ -66,21 +74,38 @@ def deliver_to(future: "asyncio.Future[BatchEpisodes]") -> Deliver:
     def deliver(result: BatchEpisodes | BaseException) -> None:
         # A caller whose loop has ended awaits nothing any more.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(set_result, result)
+            mailbox.post(set_result, result)
 
     return deliver
+
+
+OnError = Literal["raise", "retry", "drop"]
+"""What becomes of an episode whose environment, or worker, has failed."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a call asks for, beside the policy and the task."""
+
+    batch_size: int
+    gamma: float
+    device: str
+    first: int
+    """Episodes after which the rest is dropped, at most `batch_size`."""
+    on_error: OnError
 
 
 class Request:
     """One call of `sample()`: B episodes, of which some are not yet handed out, under way, or in.
 
+    One that waits for its turn holds the copy of its parameters and nothing that grows with B;
+    requests that have begun are as many as there are rows, at most.
+
     Args:
         policy: Snapshot of the policy and its parameters.
         streams: Where the episodes' seeds and noise come from.
         task: None for the environment's own, initial task.
-        batch_size: Episodes, B.
-        gamma: For the `BatchEpisodes`.
-        device: For the `BatchEpisodes`.
+        terms: See `Terms`.
         deliver: Takes the result.
     """
 
@@ -89,27 +114,45 @@ class Request:
         policy: PolicySnapshot,
         streams: EpisodeStreams,
         task: Task | None,
-        batch_size: int,
-        gamma: float,
-        device: str,
+        terms: Terms,
         deliver: Deliver,
     ) -> None:
         self.policy = policy
         self.streams = streams
         self.task = task
-        self.batch_size = batch_size
-        self.episodes = BatchEpisodes(batch_size, gamma=gamma, device=device)
+        self.terms = terms
         self.deliver = deliver
         self.slot = -1  # given by the coordinator
         self.task_number = -1  # likewise
-        self.num_unfinished = batch_size
-        self.attempts: dict[int, int] = {}  # by batch id, where a worker was lost
+        self.is_done = False
+        """Whether it is delivered or cancelled: nothing of it is to be begun any more."""
+        self.called_at = time.perf_counter()
+        self.begun_at: float | None = None
+        self.statistics: Statistics | None = None
+        """The sampler's when the request was taken up."""
+        self.num_retries = 0
+        self.failures: list[EpisodeError] = []
+        """Of the episodes that were dropped."""
+        self._attempts: dict[int, int] = {}  # by batch id, where a try has failed
+        self._num_ended = 0
         self._next = 0
         self._given_back: list[range] = []
         self._seeds = np.empty(0, np.int64)
-        self._lengths = np.zeros(batch_size, np.int64)
-        self._ends = np.zeros((2, batch_size), np.bool_)
-        self._last_observations: NDArray[Any] | None = None
+
+    @cached_property
+    def episodes(self) -> BatchEpisodes:
+        """Where the transitions go."""
+        terms = self.terms
+        return BatchEpisodes(
+            terms.batch_size,
+            gamma=terms.gamma,
+            device=terms.device,
+            first_batch_id=self.streams.first,
+        )
+
+    @cached_property
+    def _ends(self) -> "_Ends":
+        return _Ends(self.terms.batch_size)
 
     @property
     def plan(self) -> ActionPlan | None:
@@ -119,7 +162,18 @@ class Request:
     @property
     def num_unassigned(self) -> int:
         """Episodes that no row has."""
-        return self.batch_size - self._next + sum(map(len, self._given_back))
+        return self.terms.batch_size - self._next + sum(map(len, self._given_back))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all episodes that it waits for are in, or have failed."""
+        num_settled = self._num_ended + len(self.failures)
+        return self._num_ended >= self.terms.first or num_settled == self.terms.batch_size
+
+    @property
+    def may_have_rows(self) -> bool:
+        """Whether an episode of it may be queued or under way."""
+        return self._num_ended < self.terms.batch_size
 
     def take(self, count: int) -> range:
         """Hand out up to `count` episodes with consecutive batch ids, at least one."""
@@ -129,7 +183,7 @@ class Request:
                 self._given_back.append(ids[count:])
             return ids[:count]
         start = self._next
-        self._next = min(start + count, self.batch_size)
+        self._next = min(start + count, self.terms.batch_size)
         return range(start, self._next)
 
     def give_back(self, ids: range) -> None:
@@ -143,9 +197,17 @@ class Request:
         """Return what the environments of these episodes are reset with."""
         known = len(self._seeds)
         if ids.stop > known:
-            stop = min(self.batch_size, max(ids.stop, known + _SEEDS_AT_ONCE))
+            stop = min(self.terms.batch_size, max(ids.stop, known + _SEEDS_AT_ONCE))
             self._seeds = np.concatenate((self._seeds, self.streams.reset_seeds(known, stop)))
         return self._seeds[ids.start : ids.stop]
+
+    def may_retry(self, batch_id: int, max_attempts: int) -> bool:
+        """Note that a try of an episode has failed; return whether there may be another."""
+        attempts = self._attempts[batch_id] = self._attempts.get(batch_id, 0) + 1
+        if attempts > max_attempts:
+            return False
+        self.num_retries += 1
+        return True
 
     def end_episodes(
         self,
@@ -153,24 +215,44 @@ class Request:
         lengths: NDArray[np.int64],
         outcomes: NDArray[np.uint8],
         last: NDArray[Any],
-    ) -> None:
-        """Note how episodes ended: their lengths, outcomes and last observations."""
-        if self._last_observations is None:
-            self._last_observations = np.zeros((self.batch_size, *last.shape[1:]), last.dtype)
-        self._lengths[batch_ids] = lengths
-        self._ends[0, batch_ids] = outcomes & Outcome.TERMINATED
-        self._ends[1, batch_ids] = outcomes & Outcome.TRUNCATED
-        self._last_observations[batch_ids] = last
-        self.num_unfinished -= len(batch_ids)
+    ) -> int:
+        """Note how episodes ended; return how many of them are wanted."""
+        wanted = min(len(batch_ids), self.terms.first - self._num_ended)
+        ids = batch_ids[:wanted]
+        self._ends.enter(ids, lengths[:wanted], outcomes[:wanted], last[:wanted])
+        self._num_ended += wanted
+        return wanted
 
-    def finish(self) -> None:
-        """Complete the `BatchEpisodes`, whose transitions are all stored."""
-        assert self._last_observations is not None
-        ids = np.arange(self.batch_size)
-        terminated, truncated = self._ends
-        self.episodes.finish(ids, self._last_observations, terminated, truncated, self._lengths)
-        self.episodes.task = self.task.value if self.task is not None else None
-        self.episodes.first_batch_id = self.streams.first
+    def finished(self, statistics: Statistics) -> BatchEpisodes | EpisodeError:
+        """Return the result, once all transitions are stored.
+
+        Args:
+            statistics: The sampler's, now.
+        """
+        if not self._num_ended:
+            return self.failures[-1]  # all were dropped
+        ends = self._ends
+        ids = np.flatnonzero(ends.is_in)
+        episodes = self.episodes
+        episodes.finish(
+            ids, ends.last[ids], ends.terminated[ids], ends.truncated[ids], ends.lengths[ids]
+        )
+        if len(ids) < self.terms.batch_size:
+            episodes = episodes.select(ids)
+        episodes.task = self.task.value if self.task is not None else None
+        now = time.perf_counter()
+        assert self.statistics is not None
+        assert self.begun_at is not None
+        episodes.record = SamplingRecord(
+            queued_seconds=self.begun_at - self.called_at,
+            seconds=now - self.called_at,
+            before=self.statistics,
+            after=statistics,
+            num_dropped=self.terms.batch_size - len(ids),
+            num_retries=self.num_retries,
+            failures=tuple(self.failures),
+        )
+        return episodes
 
     def where(self, batch_id: int, step: int | None) -> dict[str, Any]:
         """Return what an `EpisodeError` says of an episode."""
@@ -178,6 +260,33 @@ class Request:
         task = self.task.value if self.task is not None else None
         shown_id = self.streams.first + batch_id
         return {"task": task, "seed": seed, "batch_id": shown_id, "step": step}
+
+
+class _Ends:
+    """How each of B episodes ended."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.is_in = np.zeros(batch_size, np.bool_)
+        self.lengths = np.zeros(batch_size, np.int64)
+        self.terminated = np.zeros(batch_size, np.bool_)
+        self.truncated = np.zeros(batch_size, np.bool_)
+        self.last: NDArray[Any] = np.zeros(0)
+
+    def enter(
+        self,
+        ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        outcomes: NDArray[np.uint8],
+        last: NDArray[Any],
+    ) -> None:
+        """Note lengths, outcomes and last observations of these episodes."""
+        if not self.last.size:
+            self.last = np.zeros((len(self.is_in), *last.shape[1:]), last.dtype)
+        self.is_in[ids] = True
+        self.lengths[ids] = lengths
+        self.terminated[ids] = outcomes & Outcome.TERMINATED
+        self.truncated[ids] = outcomes & Outcome.TRUNCATED
+        self.last[ids] = last
 
 
 class EpisodeQueue:
@@ -210,6 +319,8 @@ class EpisodeQueue:
         taken: list[tuple[Request, range]] = []
         while count and self._requests:
             request = self._requests[0]
+            if request.begun_at is None:
+                request.begun_at = time.perf_counter()
             ids = request.take(count)
             taken.append((request, ids))
             count -= len(ids)

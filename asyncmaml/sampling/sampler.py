@@ -1,10 +1,12 @@
 """`AsyncSampler`: what a trainer holds. Its methods run in the caller's thread and event loop."""
 
 import asyncio
+import os
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import gymnasium
 import torch
@@ -25,13 +27,15 @@ from asyncmaml.sampling.arguments import (
 )
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
+from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.output import WorkerOutputMode, checked_output_mode
 from asyncmaml.sampling.pool import PoolSettings
-from asyncmaml.sampling.requests import Deliver, Request, Task, deliver_to
+from asyncmaml.sampling.requests import Deliver, OnError, Request, Task, Terms, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
 from asyncmaml.sampling.starting import StartMethod, checked_start_method
 from asyncmaml.sampling.statistics import Statistics
-from asyncmaml.sampling.streams import Seeds
+from asyncmaml.sampling.streams import EpisodeStreams, Seeds
+from asyncmaml.sampling.trace import Trace
 from asyncmaml.worker.protocol import MAX_GROUPS
 
 EnvLike = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
@@ -85,6 +89,8 @@ class AsyncSampler:
         check_spaces: Raise where an observation, or an action as the environment takes it, lies
             outside of its space; costs some 10 us a step. Shape, a dtype that cannot hold what
             the environment returns, NaN and infinities are told in any case.
+        trace: A file that takes what every worker, the sampler's thread and the blocks under
+            `span()` did when, for https://ui.perfetto.dev; None: no trace.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -110,6 +116,7 @@ class AsyncSampler:
         start_method: StartMethod = "spawn",
         worker_output: WorkerOutputMode = "pass",
         check_spaces: bool = False,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
         self._batch_size = whole_number("batch_size", batch_size, 1)
@@ -135,6 +142,8 @@ class AsyncSampler:
         self._clip_actions = clip_actions
         self._seeds = Seeds(optional_seed(seed))
         self._task: Task | None = None
+        self._trace_path = trace
+        self._trace: Trace | None = None
         self._engine: Engine | None = None
         self._opened: Opened | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,6 +157,7 @@ class AsyncSampler:
 
         Raises:
             SamplerStateError: It was started before.
+            ConfigurationError: The trace cannot be written.
             EnvironmentFailedError: The environment could not be made.
             UnsupportedSpaceError: Its spaces are of a kind that cannot be carried.
             WorkerStartError: A worker ended, or did not answer in time.
@@ -156,7 +166,10 @@ class AsyncSampler:
             message = f"{self!r} was started before; open a new AsyncSampler to go on"
             raise SamplerStateError(message)
         self._loop = asyncio.get_running_loop()
-        engine = Engine(self._maker, self._settings, self._device, self._clip_actions)
+        self._mailbox = Mailbox(self._loop)
+        if self._trace_path is not None:
+            self._trace = Trace(self._trace_path)
+        engine = Engine(self._maker, self._settings, self._device, self._clip_actions, self._trace)
         self._engine = engine
         # For a sampler that is forgotten, and for the end of the interpreter.
         self._finalizer = weakref.finalize(self, engine.stop_and_join)
@@ -209,8 +222,14 @@ class AsyncSampler:
         batch_size: int | None = None,
         gamma: float = 0.95,
         seed: int | None = None,
+        first: int | None = None,
+        on_error: OnError = "raise",
     ) -> BatchEpisodes:
         """Sample a batch of episodes.
+
+        Calls are served first come, first served: the episodes of an earlier one are begun before
+        those of a later one, and no row waits while any call has an episode left. A call that
+        waits for its turn holds the copy of its parameters and nothing else.
 
         Args:
             policy: `policy(observations, params=None)` that returns a distribution over actions,
@@ -224,9 +243,16 @@ class AsyncSampler:
             seed: Replaces the number of this call in the episodes' seeds. The same sampler seed
                 and call seed give the same episodes; where the sampler has no seed of its own, the
                 call's seed alone decides.
+            first: Return once this many episodes are in, and drop the rest. Each is what it would
+                have been, but which ones they are (`episodes.batch_ids`) is a matter of time, and
+                episodes that take long are among them less often. None: all.
+            on_error: What becomes of an episode whose environment raises or returns a NaN, or that
+                loses more than `max_restarts` workers. "raise": the call raises. "retry": the
+                environment gets as many more tries, from the episode's own seed. "drop": the
+                episode is left out; the call raises if none is left. `episodes.record` counts.
 
         Returns:
-            The episodes, all ended.
+            The episodes, all ended; `episodes.record` tells how they came about.
 
         Raises:
             SamplerStateError: The sampler is not open, or was closed meanwhile.
@@ -242,22 +268,11 @@ class AsyncSampler:
         """
         engine, _ = self._open()
         size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
-        discount = fraction("gamma", gamma)
-        call_seed = optional_seed(seed)
-        snapshot = self._snapshots.of(policy, params)
-        task = self._task if task is _SAMPLERS_TASK else Task.of(task)
-        streams = self._seeds.next_request(call_seed)  # last, since a refused call does not count
+        terms = self._terms(size, gamma, on_error, first)
+        snapshot, streams, task = self._begin(policy, params, task, seed)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BatchEpisodes] = loop.create_future()
-        request = Request(
-            snapshot,
-            streams,
-            task,
-            size,
-            discount,
-            str(self._device),
-            deliver_to(future),
-        )
+        request = Request(snapshot, streams, task, terms, deliver_to(future, self._mailbox))
         engine.submit(request)
         try:
             return await future
@@ -275,14 +290,15 @@ class AsyncSampler:
         batch_size: int | None = None,
         gamma: float = 0.95,
         seed: int | None = None,
+        on_error: OnError = "raise",
         ordered: bool = False,
         look_ahead: int | None = None,
     ) -> EpisodeStream:
         """Sample episodes that are handed out one by one: `async for episode in stream`.
 
         Each is, bit for bit, what `sample()` with the same arguments returns under its batch id
-        (`episode.first_batch_id`). `stream.update(params)` changes the parameters for episodes
-        that are not yet begun; `episode.params_version` tells what one was sampled with.
+        (`episode.batch_ids`). `stream.update(params)` changes the parameters for episodes that
+        are not yet begun; `episode.params_version` tells what one was sampled with.
 
         Args:
             policy: See `sample`.
@@ -291,6 +307,7 @@ class AsyncSampler:
             batch_size: Episodes after which the stream ends; None: it goes on for ever.
             gamma: See `sample`.
             seed: See `sample`.
+            on_error: See `sample`; the stream goes on without an episode that is dropped.
             ordered: In the order of the batch ids; else each as it completes.
             look_ahead: Episodes that may be under way, or in and not yet taken; more are begun as
                 these are taken. None: as many as the sampler has rows.
@@ -304,25 +321,49 @@ class AsyncSampler:
         engine, opened = self._open()
         size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         ahead = opened.num_rows if look_ahead is None else whole_number("look_ahead", look_ahead, 1)
-        discount, call_seed = fraction("gamma", gamma), optional_seed(seed)
-        episode_task = self._task if task is _SAMPLERS_TASK else Task.of(task)
-        snapshot_of, device = self._snapshots.of, str(self._device)
-        snapshot = snapshot_of(policy, params)  # complains before the call counts
-        streams = self._seeds.next_request(call_seed)
+        terms = self._terms(1, gamma, on_error, None)
+        snapshot, streams, episode_task = self._begin(policy, params, task, seed)
 
         def make_request(policy: PolicySnapshot, batch_id: int, deliver: Deliver) -> Request:
             own = streams.starting_at(batch_id)
-            return Request(policy, own, episode_task, 1, discount, device, deliver)
+            return Request(policy, own, episode_task, terms, deliver)
 
         return EpisodeStream(
             engine,
+            self._mailbox,
             make_request,
-            snapshot_of,
+            self._snapshots.of,
             snapshot,
             batch_size=size,
             ordered=ordered,
             look_ahead=ahead,
+            skips_failed=on_error == "drop",
         )
+
+    def _terms(self, size: int, gamma: float, on_error: OnError, first: int | None) -> Terms:
+        if on_error not in get_args(OnError):
+            message = f"on_error is {on_error!r}; wanted one of {', '.join(get_args(OnError))}"
+            raise ConfigurationError(message)
+        wanted = size if first is None else whole_number("first", first, 1, size)
+        return Terms(size, fraction("gamma", gamma), str(self._device), wanted, on_error)
+
+    def _begin(
+        self, policy: Policy, params: Mapping[str, Tensor] | None, task: Any, seed: int | None
+    ) -> tuple[PolicySnapshot, EpisodeStreams, Task | None]:
+        """Copy what a call was given, and count the call."""
+        call_seed = optional_seed(seed)
+        snapshot = self._snapshots.of(policy, params)
+        own_task = self._task if task is _SAMPLERS_TASK else Task.of(task)
+        # Last, since a refused call does not count.
+        return snapshot, self._seeds.next_request(call_seed), own_task
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Return a block that the trace shows in the lane of the calling thread.
+
+        For what the trainer does meanwhile: `with sampler.span("outer update"):`. Without a trace
+        it does nothing.
+        """
+        return nullcontext() if self._trace is None else self._trace.span(name)
 
     def sample_tasks(self, num_tasks: int) -> list[Any]:
         """Draw tasks from the environment's distribution.

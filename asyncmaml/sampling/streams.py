@@ -10,6 +10,7 @@ The numbers below are part of the promise "same seed, same episodes": change one
 seeded result changes.
 """
 
+import copy
 import enum
 
 import numpy as np
@@ -86,7 +87,6 @@ class EpisodeStreams:
     """
 
     def __init__(self, key: NDArray[np.uint64], first: int = 0) -> None:
-        self._key = key
         self.first = first
         self._philox = np.random.Philox(key=key)
         self._generator = np.random.Generator(self._philox)
@@ -96,7 +96,10 @@ class EpisodeStreams:
 
     def starting_at(self, first: int) -> "EpisodeStreams":
         """Return the same streams with the batch ids counted from `first`."""
-        return EpisodeStreams(self._key, first)
+        # They share the generator, whose state is set anew for whatever is drawn.
+        twin = copy.copy(self)
+        twin.first = first
+        return twin
 
     def _seek(self, purpose: int, batch_id: int, block: int) -> None:
         counter = self._counter

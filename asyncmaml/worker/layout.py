@@ -69,6 +69,8 @@ class Arrays:
     between commands, and where the rows are stepped as one. Shape `(1,)`; outlives the worker."""
     busy_seconds: NDArray[np.float64]
     """Time spent in environments since the start, shape `(1,)`."""
+    step_times: NDArray[np.float64]
+    """When the last command was begun and done, by `time.perf_counter`, shape `(2,)`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Layout:
             "offers": ((2,), long),
             "at_work": ((1,), long),
             "busy_seconds": ((1,), np.dtype(np.float64)),
+            "step_times": ((2,), np.dtype(np.float64)),
         }
 
     @property

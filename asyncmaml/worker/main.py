@@ -27,9 +27,9 @@ class Setup:
     maker: "EnvMaker"
     num_rows: int | None
     num_groups: int | None
-    check_spaces: bool
     registered: list[bytes]
     """Registry entries of the parent that a fresh process lacks."""
+    check_spaces: bool = False
 
 
 @dataclass(frozen=True)

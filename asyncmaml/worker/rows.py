@@ -73,7 +73,10 @@ class Rows(ABC):
             self._refuse(_not_finite, not_finite=True)
         if self._spaces is not None:
             self._refuse(self._outside, out_of_space=True)
-        arrays.busy_seconds[0] += time.perf_counter() - began
+        ended = time.perf_counter()
+        arrays.busy_seconds[0] += ended - began
+        # One clock for all processes of a machine: these can be compared with the sampler's.
+        arrays.step_times[:] = began, ended
         return self._failures
 
     def _task(self, number: int) -> Any:

@@ -33,9 +33,8 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import Link, layout_of
-from asyncmaml.sampling.requests import Request, Task
+from asyncmaml.sampling.requests import Request, Task, Terms
 from asyncmaml.sampling.snapshot import Snapshots
-from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import Seeds
 from asyncmaml.sampling.transitions import TransitionLog
 from asyncmaml.worker.fleet import Fleet
@@ -133,7 +132,7 @@ class Driver(RuleBasedStateMachine):
         self.pipe.settimeout(5)
         self.worker = threading.Thread(target=self.serve, args=(theirs,))
         self.worker.start()
-        setup = Setup(EnvMaker(partial(CountingEnv, None), {}), NUM_ROWS, NUM_GROUPS, False, [])
+        setup = Setup(EnvMaker(partial(CountingEnv, None), {}), NUM_ROWS, NUM_GROUPS, [])
         message = frame(Kind.SETUP, pickle.dumps(setup))
         self.pipe.sendall(message[:first])
         self.pipe.sendall(message[first:])
@@ -338,7 +337,8 @@ class Stage:
             Actor(ready.action_space, num_rows, device, row_block),
             to_environment(ready.action_space, clip_actions=True),
             TransitionLog(num_rows, layout.observation, layout.action),
-            Statistics(),
+            MAX_DEATHS,
+            None,
         )
         self.snapshots, self.seeds = Snapshots(device), Seeds(0)
         self.links = [SlowLink() for _ in range(NUM_WORKERS)]
@@ -361,9 +361,7 @@ class Stage:
             self.snapshots.of(POLICY, None),
             self.seeds.next_request(call["seed"]),
             Task.of(call["task"]),
-            call["batch_size"],
-            0.95,
-            "cpu",
+            Terms(call["batch_size"], 0.95, "cpu", call["batch_size"], "raise"),
             lambda result: self.results.update({number: result}),
         )
         self.coordinator.submit(request)
@@ -378,7 +376,7 @@ class Stage:
     def lose(self, worker: int) -> None:
         """Have a worker die, and another take its place."""
         self.num_deaths += 1
-        self.coordinator.lose(self.lanes[worker], WorkerDiedError("it died"), MAX_DEATHS)
+        self.coordinator.lose(self.lanes[worker], WorkerDiedError("it died"))
         self.links[worker].kill()
         self.links[worker] = SlowLink()
         self.connect(worker)

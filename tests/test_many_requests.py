@@ -1,0 +1,94 @@
+"""Many calls at once: in the order of their calls, and with nothing held by those that wait."""
+
+import asyncio
+import tracemalloc
+from pathlib import Path
+
+import torch
+from fakes import CountingEnv, WaitingEnv
+from oracle import assert_same, counting_policy, lockstep, policy_of, uniform
+from processes import until, waiting_gates
+
+from asyncmaml import AsyncSampler, BatchEpisodes
+
+
+async def test_earlier_calls_are_done_before_later_ones() -> None:
+    done: list[int] = []
+    async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=4) as sampler:
+
+        async def call(number: int) -> None:
+            await sampler.sample(uniform, batch_size=20)
+            done.append(number)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(30):
+                group.create_task(call(number))
+    assert done == list(range(30))
+
+
+async def test_long_call_does_not_keep_idle_rows_from_a_short_one() -> None:
+    """Rows that the first call has no episodes for go to the second at once."""
+    async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=8) as sampler:
+        first = asyncio.create_task(sampler.sample(uniform, batch_size=5))
+        second = await sampler.sample(uniform, batch_size=3)
+        await first
+    assert second.record is not None
+    # 5 + 3 episodes of 5 steps fill the 8 rows once: nobody has waited for anybody.
+    assert second.record.after.ticks <= 6
+
+
+async def test_call_that_waits_for_its_turn_holds_nothing_of_its_episodes(tmp_path: Path) -> None:
+    arrived, gate = waiting_gates(tmp_path)
+    async with AsyncSampler(
+        lambda: WaitingEnv(arrived, gate), num_workers=1, envs_per_worker=1
+    ) as sampler:
+        calls = [asyncio.create_task(sampler.sample(uniform, batch_size=1))]
+        await asyncio.to_thread(arrived.read_bytes)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        calls += [
+            asyncio.create_task(sampler.sample(uniform, batch_size=10**6)) for _ in range(200)
+        ]
+        await until(lambda: sampler.statistics.requests_in_flight == 201)
+        held = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        gate.write_bytes(b".")
+    assert held < 200 * 20_000  # 20 KiB a call; one number for each episode would be 8 MB
+
+
+async def test_thousand_calls_at_once_each_get_their_own_episodes() -> None:
+    calls = [{"batch_size": 2, "seed": seed} for seed in range(10)]
+    wanted = lockstep(CountingEnv, counting_policy, calls, seed=0)
+    async with AsyncSampler(CountingEnv, num_workers=2, envs_per_worker=32, seed=0) as sampler:
+        found: list[BatchEpisodes] = await asyncio.gather(
+            *(
+                sampler.sample(counting_policy, batch_size=2, seed=number % 10)
+                for number in range(1000)
+            )
+        )
+        assert sampler.statistics.requests == 1000
+    for number, episodes in enumerate(found):
+        assert_same(episodes, wanted[number % 10])
+
+
+async def test_forty_learners_get_what_each_would_get_alone() -> None:
+    """Sample, one policy-gradient step, sample: all at once as one after the other."""
+    async with AsyncSampler(
+        "CartPole-v1", num_workers=2, envs_per_worker=16, max_episode_steps=20, seed=0
+    ) as sampler:
+        policy = policy_of(sampler)
+
+        async def learn(number: int) -> BatchEpisodes:
+            before = await sampler.sample(policy, batch_size=4, seed=number)
+            loss = -policy(before.observations).log_prob(before.actions) * before.returns
+            params = policy.update_params((loss * before.mask).mean(), step_size=0.5)
+            return await sampler.sample(policy, params, batch_size=4, seed=1000 + number)
+
+        alone = [await learn(number) for number in range(40)]
+        together = await asyncio.gather(*(learn(number) for number in range(40)))
+    for left, right in zip(together, alone, strict=True):
+        assert_same(left, right)
+    assert not torch.equal(alone[0].actions, alone[1].actions)
