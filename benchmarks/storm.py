@@ -32,6 +32,8 @@ from asyncmaml.learning.mlp import MLPPolicy
 
 ROOT_SEED = 0
 STEP_TIMEOUT = 1.0
+START_TIMEOUT = 8.0
+"""Starts go on beside everything else; on a machine with few cores they take their time."""
 MAX_RESTARTS = 8
 """An episode that has bad luck alone does not lose that many workers."""
 ROUND_SECONDS = 60.0
@@ -145,6 +147,7 @@ class Round:
             groups_per_worker=chance.randint(1, 2),
             seed=ROOT_SEED,
             step_timeout=STEP_TIMEOUT,
+            start_timeout=START_TIMEOUT,
             max_restarts=MAX_RESTARTS,
             start_method=self._start_method or drawn,
             worker_output="capture",
@@ -158,7 +161,7 @@ class Round:
                             group.create_task(self._later(self._strike))
                 await self._settle()
             except Exception as error:  # of which none is right
-                self._complain(f"a round ended with {error!r}")
+                self._complain(f"a round ended with {error!r}: {self._state()}")
             self._tally.restarts += self._sampler.statistics.restarts
 
     async def _later(self, job: Callable[[], Awaitable[None]]) -> None:
@@ -176,6 +179,18 @@ class Round:
         async with asyncio.timeout(5):
             while not self._is_idle():  # noqa: ASYNC110  (no event tells it)
                 await asyncio.sleep(0.005)
+
+    def _state(self) -> str:
+        """Say what there is to know where a round hangs."""
+        engine = self._sampler._engine
+        assert engine is not None
+        assert engine._coordinator is not None
+        told = [
+            f"lane {lane.worker}.{lane.group} "
+            f"{'lost' if lane.link is None else 'stepping' if lane.is_stepping else 'waiting'}"
+            for lane in engine._coordinator.lanes
+        ]
+        return f"{self._sampler!r}, {', '.join(told)}, workers {sorted(self._living())}"
 
     def _is_idle(self) -> bool:
         return re.search(" 0 rows busy, .* 0 requests", repr(self._sampler)) is not None
