@@ -47,6 +47,14 @@ class EpisodesError(AsyncMAMLError, ValueError):
     """Data that does not fit a `BatchEpisodes`."""
 
 
+class LearningError(AsyncMAMLError, ValueError):
+    """What a learner was given cannot be learned from: not finite, empty, or of a wrong form."""
+
+
+class OffPolicyError(LearningError):
+    """Episodes come from other parameters than the learner takes them for."""
+
+
 class EpisodeError(AsyncMAMLError):
     """Something went wrong inside one episode; says which.
 
