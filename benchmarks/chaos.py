@@ -14,6 +14,7 @@ Exits with 1 where anything differed, was left behind, or did not end.
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import random
 import re
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    logging.getLogger("asyncmaml.worker").setLevel(logging.CRITICAL)  # it tells of each loss
     chance = random.Random(options.seed)
     tally, leaks = Tally(), Counter[str]()
     oracle = Oracle(_NUM_CALLS, chance)
