@@ -126,7 +126,7 @@ def report(
     ]
     lines += [f"  {number:6,}  {kind}" for kind, number in tally.faults.most_common()]
     lines.append(f"workers replaced   {tally.restarts:,}")
-    lines.append("recovery           until all workers take episodes again")
+    lines.append("recovery           until the workers that it hit are replaced")
     for kind, seconds in sorted(tally.recoveries.items()):
         median, worst = statistics.median(seconds), max(seconds)
         lines.append(f"  {kind:10s}  median {median:.3f} s, worst {worst:.3f} s, n {len(seconds)}")

@@ -29,6 +29,8 @@ from asyncmaml.errors import (
     WorkerTimeoutError,
 )
 from asyncmaml.learning.mlp import MLPPolicy
+from asyncmaml.sampling.lane import Lane
+from asyncmaml.sampling.links import Link, ProcessLink
 
 ROOT_SEED = 0
 STEP_TIMEOUT = 1.0
@@ -63,7 +65,7 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
     recoveries: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds from a fault from outside until all workers could be given episodes again."""
+    """Seconds from a fault from outside until others in place of its victims take episodes."""
 
 
 @dataclass(frozen=True)
@@ -182,13 +184,10 @@ class Round:
 
     def _state(self) -> str:
         """Say what there is to know where a round hangs."""
-        engine = self._sampler._engine
-        assert engine is not None
-        assert engine._coordinator is not None
         told = [
             f"lane {lane.worker}.{lane.group} "
             f"{'lost' if lane.link is None else 'stepping' if lane.is_stepping else 'waiting'}"
-            for lane in engine._coordinator.lanes
+            for lane in self._lanes()
         ]
         return f"{self._sampler!r}, {', '.join(told)}, workers {sorted(self._living())}"
 
@@ -270,27 +269,32 @@ class Round:
     # -- faults from outside --------------------------------------------------------------------
 
     async def _strike(self) -> None:
-        """Do something to a worker, or to all of them; wait until they are whole again."""
+        """Do something to a worker, or to all of them; wait until others are in their place."""
         kind = self._chance.choices(["kill", "segfault", "stop", "kill all"], [5, 2, 2, 1])[0]
         living = sorted(self._living())
         if not living:
             return
         victims = living if kind == "kill all" else [self._chance.choice(living)]
+        lost = {lane: lane.link for lane in self._lanes() if _pid_of(lane.link) in victims}
         began = time.perf_counter()
         for pid in victims:
             os.kill(pid, _SIGNALS.get(kind, signal.SIGKILL))
         self._tally.faults[f"{kind} from outside"] += 1
-        # A process that has died is among the living until it has been noticed.
-        while self._living() & set(victims) or not self._is_whole():
+        while any(lane.link in (None, link) for lane, link in lost.items()):
             await asyncio.sleep(0.001)
             if kind == "stop" and time.perf_counter() - began > 3 * STEP_TIMEOUT:
                 os.kill(victims[0], signal.SIGCONT)  # it had nothing to do, so nobody missed it
                 return
-        took = time.perf_counter() - began
-        self._tally.recoveries.setdefault(kind, []).append(took)
+        if lost:  # else it was still starting
+            took = time.perf_counter() - began
+            self._tally.recoveries.setdefault(kind, []).append(took)
 
-    def _is_whole(self) -> bool:
+    def _lanes(self) -> list[Lane]:
         engine = self._sampler._engine
         assert engine is not None
         assert engine._coordinator is not None
-        return all(lane.link is not None for lane in engine._coordinator.lanes)
+        return engine._coordinator.lanes
+
+
+def _pid_of(link: Link | None) -> int | None:
+    return link.process.aio_process.pid if isinstance(link, ProcessLink) else None
