@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncmaml.config import TrainConfig
     from asyncmaml.episodes import BatchEpisodes
     from asyncmaml.errors import AsyncMAMLError
+    from asyncmaml.evaluation import EvaluationReport, evaluate
     from asyncmaml.learning.policies import (
         CategoricalMLPPolicy,
         MultiCategoricalMLPPolicy,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from asyncmaml.sampling.lockstep import BatchSampler
     from asyncmaml.sampling.sampler import AsyncSampler
     from asyncmaml.sampling.statistics import Statistics
+    from asyncmaml.trainer import TrainResult, train
 
 __version__ = "0.1.0"
 
@@ -29,11 +32,16 @@ _HOMES = {
     "BatchEpisodes": "asyncmaml.episodes",
     "BatchSampler": "asyncmaml.sampling.lockstep",
     "CategoricalMLPPolicy": "asyncmaml.learning.policies",
+    "EvaluationReport": "asyncmaml.evaluation",
     "MultiCategoricalMLPPolicy": "asyncmaml.learning.policies",
     "NormalMLPPolicy": "asyncmaml.learning.policies",
     "Statistics": "asyncmaml.sampling.statistics",
+    "TrainConfig": "asyncmaml.config",
+    "TrainResult": "asyncmaml.trainer",
+    "evaluate": "asyncmaml.evaluation",
     "load_policy": "asyncmaml.learning.policy_files",
     "policy_for_spaces": "asyncmaml.learning.policy_spaces",
+    "train": "asyncmaml.trainer",
 }
 
 __all__ = [
@@ -42,11 +50,16 @@ __all__ = [
     "BatchEpisodes",
     "BatchSampler",
     "CategoricalMLPPolicy",
+    "EvaluationReport",
     "MultiCategoricalMLPPolicy",
     "NormalMLPPolicy",
     "Statistics",
+    "TrainConfig",
+    "TrainResult",
+    "evaluate",
     "load_policy",
     "policy_for_spaces",
+    "train",
 ]
 
 

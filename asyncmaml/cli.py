@@ -1,6 +1,7 @@
 """The command `asyncmaml`: finds the subcommand, and turns errors into text and an exit code.
 
-Exit codes: 0 done, 1 an error that is told in one message, 2 a wrong command line, 130 Ctrl-C.
+Exit codes: 0 done, 1 an error that is told in one message, 2 a wrong command line, 130 Ctrl-C,
+143 a SIGTERM that ended a training cleanly.
 
 A subcommand is a module with a function `add_parser(commands)` that is listed below; the function
 sets `run`, which takes the parsed arguments. Nothing here, nor at the top of such a module, may
@@ -9,15 +10,20 @@ import torch: `asyncmaml --help` takes a twentieth of a second without it and tw
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncmaml import __version__, cli_sample
+from asyncmaml import __version__, cli_evaluate, cli_plot, cli_render, cli_sample, cli_train
 from asyncmaml.cli_options import HelpFormatter
 from asyncmaml.errors import AsyncMAMLError
 
 _COMMANDS: tuple[Callable[["argparse._SubParsersAction[Any]"], None], ...] = (
+    cli_train.add_parser,
+    cli_evaluate.add_parser,
+    cli_plot.add_parser,
+    cli_render.add_parser,
     cli_sample.add_parser,
 )
 
@@ -36,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed.run(parsed)
         sys.stdout.flush()
-    except* KeyboardInterrupt:
+    except* KeyboardInterrupt as interrupts:
         print("asyncmaml: interrupted", file=sys.stderr)
-        code = 130  # 128 + SIGINT, as shells count
+        number = getattr(_first(interrupts), "signal_number", signal.SIGINT)
+        code = 128 + number  # as shells count
     except* BrokenPipeError:
         # Who read our output has gone; what is left must not fail when Python flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="asyncmaml",
-        description="Sample episodes of Gymnasium environments, many at once.",
+        description="Meta-reinforcement learning on environments sampled many at once.",
         epilog="`asyncmaml COMMAND --help` tells a command's options.",
         formatter_class=HelpFormatter,
         allow_abbrev=False,

@@ -5,7 +5,20 @@ A value that is no good raises `ArgumentTypeError`, which argparse turns into a 
 
 import argparse
 import json
+import signal
 from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the command to stop, and it did so cleanly.
+
+    Attributes:
+        signal_number: Which one.
+    """
+
+    def __init__(self, signal_number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.signal_number = signal_number
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -41,6 +54,18 @@ def layer_sizes(text: str) -> tuple[int, ...]:
         message = f"wanted sizes of layers such as 100,100, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return sizes
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Parse "0.5,0.25": numbers above 0."""
+    try:
+        numbers = tuple(float(number) for number in text.split(","))
+    except ValueError:
+        numbers = (0.0,)
+    if not all(0 < number < float("inf") for number in numbers):
+        message = f"wanted numbers above 0 such as 0.5,0.25, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return numbers
 
 
 def keyword(text: str) -> tuple[str, Any]:

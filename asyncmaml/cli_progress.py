@@ -29,6 +29,22 @@ class Sampled:
     """Of the workers' time, inside of environments."""
 
 
+@dataclass
+class Trained:
+    """How far the training is."""
+
+    doing: str
+    """What it does at the moment."""
+    iterations: int = 0
+    before: float | None = None
+    """Return before adaptation, of the last iteration."""
+    after: float | None = None
+    """And after it."""
+    kl: float | None = None
+    steps_per_second: float = 0.0
+    seconds_left: float | None = None
+
+
 @contextmanager
 def sampling_bar(num_episodes: int, ask: Callable[[], Sampled]) -> Iterator[None]:
     """Show a bar while the block runs, if stderr is a terminal and rich is installed.
@@ -37,6 +53,19 @@ def sampling_bar(num_episodes: int, ask: Callable[[], Sampled]) -> Iterator[None
         num_episodes: Where the bar ends.
         ask: Called from another thread at every redraw.
     """
+    with _live(lambda: _renderer(num_episodes, ask)):
+        yield
+
+
+@contextmanager
+def training_bar(iterations: int, ask: Callable[[], Trained]) -> Iterator[None]:
+    """Show a bar while the block runs, as `sampling_bar` does; lines printed go above it."""
+    with _live(lambda: _training_renderer(iterations, ask)):
+        yield
+
+
+@contextmanager
+def _live(make_renderer: "Callable[[], Callable[[], RenderableType]]") -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
@@ -46,12 +75,13 @@ def sampling_bar(num_episodes: int, ask: Callable[[], Sampled]) -> Iterator[None
     except ImportError:  # the extra asyncmaml[cli] is a comfort; nobody must have it
         yield
         return
-    show = _renderer(num_episodes, ask)
     with Live(
-        get_renderable=show,
+        get_renderable=make_renderer(),
         console=Console(stderr=True),
         refresh_per_second=_REDRAWS_PER_SECOND,
         transient=True,
+        # What goes to a file must not come onto the terminal instead.
+        redirect_stdout=sys.stdout.isatty(),
     ):
         yield
 
@@ -85,3 +115,50 @@ def _renderer(num_episodes: int, ask: Callable[[], Sampled]) -> "Callable[[], Re
         return progress
 
     return show
+
+
+def _training_renderer(
+    iterations: int, ask: Callable[[], Trained]
+) -> "Callable[[], RenderableType]":
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (
+        SpinnerColumn("line"),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[told]}"),
+    )
+    progress = Progress(*columns, auto_refresh=False)
+    bar = progress.add_task("", total=iterations, told="")
+
+    def show() -> Progress:
+        now = ask()
+        progress.update(
+            bar,
+            description=now.doing,
+            completed=min(now.iterations, iterations),
+            told=_told(now),
+        )
+        return progress
+
+    return show
+
+
+def return_text(value: float) -> str:
+    """Return a return as text, so that three digits count."""
+    return f"{value:,.{1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3}f}"
+
+
+def _told(now: Trained) -> str:
+    """The last iteration in a few words; nothing before the first."""
+    if now.before is None or now.after is None:
+        return ""
+    parts = [f"{return_text(now.before)} \N{RIGHTWARDS ARROW} {return_text(now.after)}"]
+    if now.kl is not None:
+        parts.append(f"KL {now.kl:.4f}")
+    parts.append(f"{now.steps_per_second:,.0f} steps/s")
+    if now.seconds_left is not None:
+        minutes, seconds = divmod(round(now.seconds_left), 60)
+        parts.append(f"ETA {minutes // 60}:{minutes % 60:02}:{seconds:02}")
+    return "  ".join(parts)

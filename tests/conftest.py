@@ -29,7 +29,10 @@ def _belongings() -> dict[str, Counter[Any]]:
         "processes": Counter(children()),
         # Of Python alone: those of OpenMP come with the first large product, for good.
         "threads": Counter(threading.enumerate()),
-        "descriptors": Counter(descriptors().values()),
+        # matplotlib keeps the fonts open that it has written with.
+        "descriptors": Counter(
+            name for name in descriptors().values() if not name.endswith(".ttf")
+        ),
         # Other programs of this machine have theirs there as well, mostly for a moment.
         "shared memory": Counter(entry.name for entry in Path("/dev/shm").iterdir()),
     }

@@ -24,16 +24,37 @@ ALLOWED = {
     "worker": {"errors", "envs", "worker"},
     "sampling": BELOW_ALL | {"envs", "worker", "sampling"},
     "learning": BELOW_ALL | {"learning"},
-    "trainer": BELOW_ALL | {"config", "checkpoint", "sampling", "envs", "learning"},
+    "config": {"errors", "config"},
+    "checkpoint": {"errors", "config"},
 }
-# What `episodes.py` is made of lies beside it.
-PARTS_OF_EPISODES = {"checked_rows", "discounting", "padded_episodes", "storage"}
+# The caller's event loop: training, and what is made of it.
+ALLOWED["training"] = BELOW_ALL | {
+    "config",
+    "checkpoint",
+    "sampling",
+    "envs",
+    "learning",
+    "training",
+}
+ALLOWED["trainer"] = ALLOWED["evaluation"] = ALLOWED["training"]
+ALLOWED["rendering"] = ALLOWED["training"] | {"evaluation"}
+ALLOWED["plots"] = BELOW_ALL | {"config", "checkpoint", "training", "evaluation", "plots"}
+# What `episodes.py` and `config.py` are made of lies beside them.
+PARTS = {
+    "checked_rows": "episodes",
+    "discounting": "episodes",
+    "padded_episodes": "episodes",
+    "storage": "episodes",
+    "option_kinds": "config",
+    "presets": "config",
+    "yaml_config": "config",
+}
 
 
 def place_of(module: str) -> str:
     """Return the folder or top-level module of a dotted name below `asyncmaml`."""
     place = module.split(".")[1] if "." in module else ""
-    return "episodes" if place in PARTS_OF_EPISODES else place
+    return PARTS.get(place, place)
 
 
 def modules() -> dict[str, Path]:
@@ -81,9 +102,12 @@ def test_imports_go_one_way(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", sorted(name for name in MODULES if place_of(name) in ("envs", "worker", "errors"))
+    "module",
+    sorted(name for name in MODULES if place_of(name) in ("envs", "worker", "errors", "config")),
 )
-def test_what_runs_in_a_worker_imports_neither_torch_nor_asyncio(module: str) -> None:
+def test_what_runs_in_a_worker_or_makes_flags_imports_neither_torch_nor_asyncio(
+    module: str,
+) -> None:
     roots = {name.partition(".")[0] for name in imports_of(MODULES[module])}
     assert not roots & {"torch", "asyncio", "aiomultiprocess", "concurrent"}
 
@@ -123,7 +147,16 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_import_of_the_package_is_light() -> None:
-    heavy = {"torch", "numpy", "gymnasium", "aiomultiprocess", "asyncio", "rich", "matplotlib"}
+    heavy = {
+        "torch",
+        "numpy",
+        "gymnasium",
+        "aiomultiprocess",
+        "asyncio",
+        "rich",
+        "matplotlib",
+        "yaml",
+    }
     assert not loaded_by("import asyncmaml") & heavy
 
 
@@ -157,7 +190,7 @@ def test_extras_that_the_package_names_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert {"all", "cli", "dev", "mujoco", "plot", "test"} <= extras.keys()
+    assert {"all", "cli", "dev", "mujoco", "plot", "tensorboard", "test", "video"} <= extras.keys()
     named: set[str] = set()
     texts = [path.read_text() for path in MODULES.values()]
     texts += [requirement for group in extras.values() for requirement in group]

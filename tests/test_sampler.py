@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, BatchEpisodes, BatchSampler
-from asyncmaml.errors import SamplerStateError
+from asyncmaml.errors import ConfigurationError, SamplerStateError
 from asyncmaml.learning.policies import MLPPolicy
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
@@ -418,6 +418,23 @@ async def test_same_seed_draws_the_same_tasks_as_the_lock_step_sampler() -> None
         found = [goals(sampler.sample_tasks(3)) for _ in range(2)]
     assert found == wanted
     assert found[0] != found[1]
+
+
+async def test_seed_of_a_draw_of_tasks_replaces_its_number_and_leaves_the_count() -> None:
+    def goals(tasks: list[Any]) -> list[list[float]]:
+        return [task["goal"].tolist() for task in tasks]
+
+    async with in_process(NAVIGATION, seed=4) as sampler:
+        counted = [goals(sampler.sample_tasks(2)) for _ in range(2)]
+    with BatchSampler(NAVIGATION, seed=4, num_workers=0, batch_size=1) as batch_sampler:
+        of_lock_step = goals(batch_sampler.sample_tasks(2, seed=7))
+    async with in_process(NAVIGATION, seed=4) as sampler:
+        first, named = goals(sampler.sample_tasks(2)), goals(sampler.sample_tasks(2, seed=7))
+        assert [first, goals(sampler.sample_tasks(2))] == counted
+        assert named == goals(sampler.sample_tasks(2, seed=7)) == of_lock_step
+        assert named not in counted
+        with pytest.raises(ConfigurationError, match="seed is -1"):
+            sampler.sample_tasks(2, seed=-1)
 
 
 async def test_tasks_of_the_environment_can_be_sampled_with() -> None:

@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import NotFiniteError, PolicyError
+from asyncmaml.sampling.intraop import one_intraop_thread
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 NUM_SETS = 6
@@ -138,6 +139,41 @@ async def test_requests_with_parameters_of_their_own_get_what_they_would_get_alo
     for found, wanted in zip(together, alone, strict=True):
         assert_same(found, wanted)
     assert not are_same(together[0], together[1])
+
+
+async def test_policy_of_tiny_layers_gets_what_it_would_get_alone_however_often() -> None:
+    """Stacked, layers of 2 x 4 differ in the last bit, but not in every row: no chance decides."""
+    torch.manual_seed(0)
+    policy = NormalMLPPolicy(2, 2, (4,))
+    found = []
+    for seed in range(20):
+        async with AsyncSampler(NAVIGATION, num_workers=0, seed=1, max_episode_steps=4) as sampler:
+
+            def sampled(number: int, seed: int = seed, sampler: AsyncSampler = sampler) -> Any:
+                params = params_of(policy, 2 * seed + number)
+                return sampler.sample(policy, params, batch_size=2, seed=number)
+
+            together = await asyncio.gather(sampled(0), sampled(1))
+            alone = [await sampled(0), await sampled(1)]
+        found += [are_same(*pair) for pair in zip(together, alone, strict=True)]
+    assert found == [True] * 40
+
+
+@pytest.mark.parametrize("widths", [(2, 2, 2), (2, 4, 2), (3, 9, 1), (20, 6, 6), (2, 100, 2)])
+def test_policy_says_of_itself_whether_it_stacks_exactly(widths: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    size, hidden, actions = widths
+    policy = NormalMLPPolicy(size, actions, (hidden,))
+    sets = [params_of(policy, number) for number in range(3)]
+    stack = {name: torch.stack([params[name] for params in sets]) for name in sets[0]}
+    with one_intraop_thread(), torch.inference_mode():
+        for num_rows in (16, 32, 64, 128):
+            rows = torch.randn(3, num_rows, size)
+            together = policy(rows, stack).mean
+            apart = torch.stack([policy(*one).mean for one in zip(rows, sets, strict=True)])
+            if policy.stacks_exactly(num_rows):
+                assert torch.equal(together, apart)
+            torch.testing.assert_close(together, apart)
 
 
 async def test_different_parameters_of_one_policy_share_a_forward() -> None:

@@ -121,12 +121,30 @@ class EnvMaker:
             env = TimeLimit(env, self.max_episode_steps)
         return env
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is a natively vectorised form that `make_rows` would make."""
+        return self._row_creator() is not None
+
     def make_rows(self, num_rows: int) -> RowVectorEnv | None:
         """Make `num_rows` environments as one natively vectorised one.
 
         None where there is no such form, or its rows are not independent (see `rows.py`), or
         the spec puts wrappers around the single form, which the other one would lack.
         """
+        with quiet_mujoco():
+            creator = self._row_creator()
+            if creator is None:
+                return None
+            assert isinstance(self.source, EnvSpec)
+            env = creator(
+                num_envs=num_rows,
+                max_episode_steps=self.source.max_episode_steps,
+                **copy.deepcopy(self.source.kwargs),
+            )
+        return cast(RowVectorEnv, env)
+
+    def _row_creator(self) -> Callable[..., object] | None:
         spec = self.source
         if not (
             self.vectorized
@@ -135,18 +153,10 @@ class EnvMaker:
             and not spec.additional_wrappers
         ):
             return None
-        with quiet_mujoco():
-            creator: object = spec.vector_entry_point
-            if isinstance(creator, str):
-                creator = load_env_creator(creator)
-            if not steps_by_row(creator):
-                return None
-            env = cast(Callable[..., object], creator)(
-                num_envs=num_rows,
-                max_episode_steps=spec.max_episode_steps,
-                **copy.deepcopy(spec.kwargs),
-            )
-        return cast(RowVectorEnv, env)
+        creator: object = spec.vector_entry_point
+        if isinstance(creator, str):
+            creator = load_env_creator(creator)
+        return cast(Callable[..., object], creator) if steps_by_row(creator) else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ tristandeleu/pytorch-maml-rl (`maml_rl/policies/`), whose checkpoints therefore 
 also the start: weights `xavier_uniform_`, biases 0.
 """
 
+import itertools
 import os
 from abc import abstractmethod
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from asyncmaml.errors import ConfigurationError, ParameterError
+
+_LEAST_EXACT_PRODUCT = 400
 
 Params: TypeAlias = Mapping[str, Tensor]
 Nonlinearity: TypeAlias = Callable[[Tensor], Tensor]
@@ -103,6 +106,18 @@ class MLPPolicy(nn.Module):
         except KeyError:
             self.check_params(params)
             raise
+
+    def stacks_exactly(self, num_rows: int) -> bool:
+        """Tell whether stacked float32 forwards of so many rows a task are bitwise the same.
+
+        Measured on MKL: baddbmm has another kernel for products of fewer than 400
+        multiplications a task, and for vectors of one number.
+        """
+        widths = (self.input_size, *self.hidden_sizes, self.output_size)
+        return min(widths) > 1 and all(
+            num_rows * inputs * outputs >= _LEAST_EXACT_PRODUCT
+            for inputs, outputs in itertools.pairwise(widths)
+        )
 
     def check_params(self, params: Params) -> None:
         """Compare names and shapes with the policy's own parameters.
@@ -220,8 +235,7 @@ class MLPPolicy(nn.Module):
                 hidden = self.nonlinearity(hidden)
             weight_name, bias_name = self._layer_names[-1]
             return F.linear(hidden, params[weight_name], params[bias_name])
-        # Bit for bit the same as one task after the other, as long as no layer has fewer than 400
-        # multiplications per task (baddbmm has another kernel for those) or a width of 1.
+        # Bit for bit the same as one task after the other where `stacks_exactly` says so.
         batch = hidden.shape[:-1]
         hidden = hidden.reshape(batch[0], -1, hidden.shape[-1])
         for index, (weight_name, bias_name) in enumerate(self._layer_names):

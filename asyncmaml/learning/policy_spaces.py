@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
@@ -21,11 +22,14 @@ def policy_for_spaces(
     action_space: "Space[Any]",
     hidden_sizes: Sequence[int] = (100, 100),
     nonlinearity: Nonlinearity | str = F.relu,
+    *,
+    init_std: float = 1.0,
 ) -> MLPPolicy:
     """Return the policy that fits: from Box or Discrete to Box, Discrete or MultiDiscrete.
 
     Its actions from a Discrete space count from 0: the sampler adds the space's `start` on their
-    way to the environment.
+    way to the environment. `init_std` is the first standard deviation of a normal policy; the
+    others have none.
 
     Raises:
         UnsupportedSpaceError: There is none for these spaces.
@@ -45,7 +49,7 @@ def policy_for_spaces(
     size: Any = None
     match action_space:
         case Box(shape=(size,), dtype=dtype) if dtype is not None and dtype.kind == "f":
-            policy = NormalMLPPolicy
+            policy = partial(NormalMLPPolicy, init_std=init_std)
         case Discrete(n=size):
             policy = CategoricalMLPPolicy
         case MultiDiscrete(nvec=size, start=first) if size.ndim == 1 and not first.any():

@@ -189,11 +189,11 @@ class BatchSampler:
                 last = np.array(observations, self._observation_type)[ended]
                 episodes.finish(batch_ids[ended], last, terminated[ended], truncated[ended])
 
-    def sample_tasks(self, num_tasks: int) -> list[Any]:
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Any]:
         """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
         self._check_open()
-        number = whole_number("num_tasks", num_tasks, 1)
-        return sample_tasks(self._task_env, number, self._seeds.next_tasks())
+        number, call_seed = whole_number("num_tasks", num_tasks, 1), optional_seed(seed)
+        return sample_tasks(self._task_env, number, self._seeds.next_tasks(call_seed))
 
     def reset_task(self, task: Any) -> None:
         """Give all environments a task, which they keep; None: the one of their constructor."""

@@ -365,24 +365,28 @@ class AsyncSampler:
         """
         return nullcontext() if self._trace is None else self._trace.span(name)
 
-    def sample_tasks(self, num_tasks: int) -> list[Any]:
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Any]:
         """Draw tasks from the environment's distribution.
 
         The n-th call of a sampler with the same seed draws the same tasks.
+
+        Args:
+            num_tasks: How many.
+            seed: Replaces the number of this call, as in `sample`.
 
         Raises:
             ConfigurationError: The environment has no tasks.
             SamplerStateError: The sampler is not open.
         """
         engine, _ = self._open(any_loop=True)
-        number = whole_number("num_tasks", num_tasks, 1)
+        number, call_seed = whole_number("num_tasks", num_tasks, 1), optional_seed(seed)
         if engine.task_env is None:
             message = (
                 f"no tasks can be drawn from {self._maker.name}: it has no sample_tasks(num_tasks) "
                 "with reset_task(task); add them to the environment, or make the tasks yourself"
             )
             raise ConfigurationError(message)
-        return sample_tasks(engine.task_env, number, self._seeds.next_tasks())
+        return sample_tasks(engine.task_env, number, self._seeds.next_tasks(call_seed))
 
     async def reset_task(self, task: Any) -> None:
         """Make `task` the default of later calls; None: the environment's own, initial task."""

@@ -35,7 +35,7 @@ class Noise(enum.IntEnum):
 
 
 _RESET = 0  # beside the kinds of noise in the counter's last word
-_COUNTED, _NAMED, _TASKS = 0, 1, 2  # kinds of key
+_COUNTED, _NAMED, _TASKS, _NAMED_TASKS = 0, 1, 2, 3  # kinds of key
 
 
 def _key(root: int, kind: int, number: int) -> NDArray[np.uint64]:
@@ -71,11 +71,14 @@ class Seeds:
         self._num_requests += 1
         return EpisodeStreams(_key(self._root, _COUNTED, number))
 
-    def next_tasks(self) -> int:
-        """Return the seed of a draw of tasks."""
-        number = self._num_task_draws
-        self._num_task_draws += 1
-        return int(_key(self._root, _TASKS, number)[0] >> np.uint64(33))
+    def next_tasks(self, seed: int | None = None) -> int:
+        """Return the seed of a draw of tasks; `seed` is as in `next_request`."""
+        if seed is not None:
+            key = _key(self._root if self._has_root else 0, _NAMED_TASKS, seed)
+        else:
+            key = _key(self._root, _TASKS, self._num_task_draws)
+            self._num_task_draws += 1
+        return int(key[0] >> np.uint64(33))
 
 
 class EpisodeStreams:

@@ -1,0 +1,276 @@
+"""`TrainConfig`: what it accepts, what it says of the rest, and its files."""
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncmaml import TrainConfig, config
+from asyncmaml.config import options
+from asyncmaml.errors import ConfigurationError, MissingExtraError
+from asyncmaml.learning.learners import LEARNERS
+from asyncmaml.learning.mlp import NONLINEARITIES
+from asyncmaml.learning.objectives import OBJECTIVES
+from asyncmaml.presets import PRESETS
+
+# pytorch-maml-rl's configs/maml/halfcheetah-vel.yaml, key by key.
+CHEETAH = """\
+env-name: HalfCheetahVel-v2
+env-kwargs:
+    low: 0.0
+    high: 2.0
+    normalization_scale: 10.0
+    max_episode_steps: 100
+gamma: 0.99
+gae-lambda: 1.0
+first-order: false
+hidden-sizes:
+    - 64
+    - 64
+nonlinearity: tanh
+fast-batch-size: 20
+num-steps: 1
+fast-lr: 0.1
+num-batches: 500
+meta-batch-size: 40
+max-kl: 1.0e-2
+cg-iters: 10
+cg-damping: 1.0e-5
+ls-max-steps: 15
+ls-backtrack-ratio: 0.8
+"""
+
+
+def of_yaml(tmp_path: Path, text: str) -> TrainConfig:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(text)
+    return TrainConfig.load(path)
+
+
+# ---- fields ----
+
+
+def test_names_are_those_of_the_tables_that_they_choose_from() -> None:
+    assert set(config.NONLINEARITIES) == NONLINEARITIES.keys()
+    assert set(config.OBJECTIVES) == OBJECTIVES.keys()
+    assert set(config.LEARNERS) == LEARNERS.keys()
+
+
+def test_every_field_has_a_kind_a_group_and_a_text() -> None:
+    for option in options():
+        assert option.help
+        assert option.kind.metavar
+        assert option.kind.wanted
+        assert option.group in ("run", "environment", "policy", "learner", *config.LEARNERS)
+
+
+@pytest.mark.parametrize("option", list(options()), ids=lambda option: option.name)
+def test_every_default_is_of_its_kind(option: config.Option) -> None:
+    assert option.kind.check(option.name, option.default) == option.default
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("env_id", "", "a Gymnasium id"),
+        ("env_id", 3, "a Gymnasium id"),
+        ("env_kwargs", {"a": object()}, "that JSON can hold"),
+        ("env_kwargs", {"a": math.nan}, "that JSON can hold"),
+        ("env_kwargs", [1], "a mapping of keywords"),
+        ("env_kwargs", {1: 2}, "a mapping of keywords"),
+        ("max_episode_steps", 0, "a whole number of at least 1, or none"),
+        ("gamma", 1.1, "a number of at least 0 and at most 1"),
+        ("gamma", math.nan, "a number of at least 0"),
+        ("gamma", "0.9", "a number of at least 0"),
+        ("hidden_sizes", (64, 0), "sizes of layers"),
+        ("hidden_sizes", "64", "sizes of layers"),
+        ("step_sizes", (), "one number above 0 for each update"),
+        ("step_sizes", (0.1, 0.0), "one number above 0 for each update"),
+        ("step_sizes", (math.inf,), "one number above 0 for each update"),
+        ("nonlinearity", "swish", "one of relu, tanh"),
+        ("learner", "maml", "one of maml-trpo, promp, reptile"),
+        ("first_order", 1, "true or false"),
+        ("iterations", 2.5, "a whole number of at least 1"),
+        ("iterations", True, "a whole number of at least 1"),
+        ("seed", -1, "a whole number of at least 0"),
+        ("on_task_error", "ignore", "one of raise, skip"),
+        ("max_pre_kl", 0, "a number above 0, or none"),
+    ],
+)
+def test_value_out_of_range_is_told_with_what_was_wanted(
+    field: str, value: Any, wanted: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{field} is .*; wanted .*{wanted}"):
+        TrainConfig(**{field: value})
+
+
+def test_numbers_come_into_their_normal_form() -> None:
+    made = TrainConfig(step_sizes=[1, 2], gamma=1, hidden_sizes=8)  # type: ignore[arg-type]
+    assert made.step_sizes == (1.0, 2.0)
+    assert (made.gamma, made.hidden_sizes, made.num_updates) == (1.0, (8,), 2)
+    assert isinstance(made.gamma, float)
+
+
+def test_configuration_cannot_be_changed_from_outside() -> None:
+    keywords = {"goal": [1, 2]}
+    made = TrainConfig(env_kwargs=keywords)
+    keywords["goal"].append(3)
+    assert made.env_kwargs == {"goal": [1, 2]}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.gamma = 0.5  # type: ignore[misc]
+
+
+def test_option_of_another_learner_is_refused_and_not_passed_over() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_kl is 0\.02, which the learner promp does"):
+        TrainConfig(learner="promp", max_kl=0.02)
+    assert TrainConfig(learner="promp", clip=0.2, first_order=True).clip == 0.2
+    with pytest.raises(ConfigurationError, match="train with maml-trpo or promp"):
+        TrainConfig(learner="reptile", first_order=True)
+
+
+def test_replace_checks_what_it_is_given() -> None:
+    made = TrainConfig()
+    assert made.replace(gamma=0.5).gamma == 0.5
+    assert made.gamma == 0.99
+    with pytest.raises(ConfigurationError, match=r"'gama', .* \(did you mean 'gamma'\?\)"):
+        made.replace(gama=0.5)
+
+
+def test_another_learner_leaves_the_options_of_the_old_one_behind() -> None:
+    made = TrainConfig(max_kl=0.02, max_pre_kl=0.1, first_order=True, gae_lambda=0.9)
+    promp = made.replace(learner="promp", clip=0.2)
+    assert (promp.max_kl, promp.max_pre_kl, promp.clip) == (0.01, None, 0.2)
+    assert (promp.first_order, promp.gae_lambda) == (True, 0.9)
+    assert not promp.replace(learner="reptile").first_order
+    with pytest.raises(ConfigurationError, match=r"max_kl is 0\.05"):
+        made.replace(learner="promp", max_kl=0.05)
+
+
+# ---- presets ----
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_configuration(name: str) -> None:
+    made = TrainConfig.preset(name)
+    assert made.env_id.startswith("asyncmaml/")
+    assert PRESETS[name].about
+
+
+def test_navigation_is_set_up_as_in_the_paper() -> None:
+    made = TrainConfig.preset("navigation-2d")
+    assert made.env_kwargs == {"low": -0.5, "high": 0.5, "action_scale": 0.1}
+    assert (made.hidden_sizes, made.nonlinearity, made.init_std) == ((100, 100), "relu", 1.0)
+    assert (made.gamma, made.gae_lambda, made.step_sizes) == (0.99, 1.0, (0.5,))
+    assert (made.tasks_per_iteration, made.episodes_per_task) == (20, 20)
+    assert (made.max_episode_steps, made.max_kl, made.objective) == (100, 0.01, None)
+    assert made.max_pre_kl is not None  # the one addition: a guard
+
+
+def test_preset_that_does_not_exist_is_told_with_those_that_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"'navigation' \(did you .*'navigation-2d'"):
+        TrainConfig.preset("navigation")
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_file_gives_back_the_configuration(name: str, tmp_path: Path) -> None:
+    made = TrainConfig.preset(name).replace(seed=3, max_episode_steps=None)
+    made.save(tmp_path / "config.json")
+    assert TrainConfig.load(tmp_path / "config.json") == made
+
+
+def test_file_may_leave_fields_out() -> None:
+    assert TrainConfig.from_json('{"gamma": 0.5}') == TrainConfig(gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("gamma: 1", "it is no JSON"),
+        ("[1]", r"wanted a mapping, found \[1\]"),
+        ('{"gama": 1}', "has 'gama', which is no field"),
+        ('{"gamma": 2}', "gamma is 2"),
+    ],
+)
+def test_file_that_holds_something_else_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=reason) as told:
+        TrainConfig.load(path)
+    assert "gamma is" in reason or str(path) in str(told.value)
+
+
+# ---- configurations of pytorch-maml-rl ----
+
+
+def test_yaml_of_pytorch_maml_rl_is_our_preset(tmp_path: Path) -> None:
+    made = of_yaml(tmp_path, CHEETAH)
+    wanted = TrainConfig.preset("halfcheetah-vel")
+    assert {**made.env_kwargs} == {**wanted.env_kwargs}
+    assert made == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id", "keywords"),
+    [
+        ("2DNavigation-v0", "asyncmaml/Navigation2D-v0", {}),
+        ("Bandit-K10-v0", "asyncmaml/Bandit-v0", {"k": 10}),
+        ("TabularMDP-v0", "asyncmaml/TabularMDP-v0", {}),
+        ("HalfCheetahDir-v2", "asyncmaml/HalfCheetahDir-v0", {}),
+        ("HalfCheetahVel-v1", "asyncmaml/HalfCheetahVel-v0", {}),
+        ("AntDir-v2", "asyncmaml/AntDir-v0", {}),
+        ("AntVel-v2", "asyncmaml/AntVel-v0", {}),
+        ("AntPos-v1", "asyncmaml/AntGoal-v0", {}),
+        ("Pendulum-v1", "Pendulum-v1", {}),
+    ],
+)
+def test_their_environments_are_ours(
+    name: str, env_id: str, keywords: dict[str, Any], tmp_path: Path
+) -> None:
+    made = of_yaml(tmp_path, f"env-name: {name}\n")
+    assert (made.env_id, made.env_kwargs) == (env_id, keywords)
+
+
+def test_their_steps_become_a_rate_for_each_update(tmp_path: Path) -> None:
+    assert of_yaml(tmp_path, "fast-lr: 0.5\nnum-steps: 3\n").step_sizes == (0.5, 0.5, 0.5)
+    both = "fast-lr: 0.5\nstep-sizes: [0.1]\n"
+    with pytest.raises(ConfigurationError, match="leave one of them out"):
+        of_yaml(tmp_path, both)
+
+
+def test_exponent_without_a_point_is_a_number(tmp_path: Path) -> None:
+    """YAML 1.1 would read the text "1e-2"."""
+    made = of_yaml(tmp_path, "max-kl: 1e-2\ncg-damping: 1E-5\n")
+    assert (made.max_kl, made.cg_damping) == (0.01, 1e-5)
+
+
+def test_our_fields_may_stand_in_their_file(tmp_path: Path) -> None:
+    made = of_yaml(tmp_path, "seed: 4\nlearner: promp\nlearning-rate: 0.01\n")
+    assert (made.seed, made.learner, made.learning_rate) == (4, "promp", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [", "it is no YAML"),
+        ("- 1", "wanted a mapping"),
+        ("fast-batch-sice: 3", "has 'fast_batch_sice', which is no field"),
+        ("!!python/object/apply:os.getcwd []", "it is no YAML"),
+    ],
+)
+def test_yaml_that_is_no_configuration_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"theirs.yaml .*{reason}"):
+        of_yaml(tmp_path, text)
+
+
+def test_missing_pyyaml_is_told_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'asyncmaml\[cli\]'"):
+        of_yaml(tmp_path, "seed: 1")
