@@ -95,8 +95,18 @@ class NotFiniteError(EpisodeError, ArithmeticError):
     """A NaN or an infinity in an observation, a reward or an action."""
 
 
+class OutOfSpaceError(EpisodeError, ValueError):
+    """An observation or an action that lies outside of its space, where that is checked."""
+
+
 class WorkerError(EpisodeError):
-    """A worker process failed as a whole."""
+    """A worker process failed as a whole; `stderr_tail` is what it wrote to stderr last."""
+
+    def __init__(self, message: str, *, stderr_tail: str = "", **where: Any) -> None:
+        super().__init__(message, **where)
+        self.stderr_tail = stderr_tail
+        if stderr_tail:
+            self.add_note("the worker's last words on stderr:\n" + stderr_tail)
 
 
 class WorkerStartError(WorkerError):

@@ -1,6 +1,7 @@
 """Every test leaves the process as it was: no child, thread, descriptor or shared segment."""
 
 import gc
+import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ import uvloop
 
 pytest.register_assert_rewrite("cancelling", "oracle", "processes")
 
-from processes import children, descriptors  # noqa: E402  (rewritten as they are imported)
+from oracle import PENDULUM, lockstep, policy_of  # noqa: E402  (rewritten as they are imported)
+from processes import children, descriptors  # noqa: E402
+
+from asyncmaml import BatchEpisodes  # noqa: E402
+from asyncmaml.learning.policies import MLPPolicy  # noqa: E402
 
 
 def _belongings() -> dict[str, Counter[Any]]:
@@ -64,3 +69,17 @@ def register() -> Iterator[Any]:
     yield gymnasium.register
     gymnasium.registry.clear()
     gymnasium.registry.update(entries)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Have what multiprocessing keeps until this process ends: a server, a heap of memory."""
+    multiprocessing.get_context("forkserver").Process().start()
+    multiprocessing.RawArray("b", 4096)
+
+
+@pytest.fixture(scope="session")
+def pendulum() -> tuple[MLPPolicy, BatchEpisodes]:
+    """Return a policy, and the 60 episodes that it should come to with `PENDULUM`."""
+    pendulum_policy = policy_of(gymnasium.make(PENDULUM["env"]).unwrapped)
+    return pendulum_policy, lockstep(policy=pendulum_policy, batch_size=60, **PENDULUM)[0]

@@ -22,6 +22,9 @@ TENSORS = (
     "last_observations",
 )
 
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "max_episode_steps": 200, "seed": 0}
+"""A sampler's arguments, for tests that need episodes which take a while."""
+
 
 def assert_same(found: BatchEpisodes, wanted: BatchEpisodes) -> None:
     """Check that every tensor of the episodes is the same, type, shape and bits."""

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,33 @@ ROOT = Path(__file__).parent.parent
 
 
 def children() -> set[int]:
-    """Return our child processes, zombies too, without multiprocessing's resource tracker."""
+    """Return our child processes, zombies too, and those that a fork server has made for us.
+
+    The server itself and multiprocessing's resource tracker are nobody's fault.
+    """
+    tracker: Any = resource_tracker._resource_tracker
+    server: Any = forkserver._forkserver
+    found = children_of(os.getpid())
+    if server._forkserver_pid in found:
+        found |= children_of(server._forkserver_pid)
+    return found - {tracker._pid, server._forkserver_pid}
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the child processes of one that runs, zombies too."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             found.update(map(int, (task / "children").read_text().split()))
         except FileNotFoundError:  # the thread has ended meanwhile
             continue
-    tracker: Any = resource_tracker._resource_tracker  # its process is nobody's fault
-    return found - {tracker._pid}
+    return found
 
 
-def descriptors() -> dict[int, str]:
-    """Return our open descriptors and what each one refers to."""
+def descriptors(pid: int | str = "self") -> dict[int, str]:
+    """Return the open descriptors of a process and what each one refers to."""
     found = {}
-    for entry in Path("/proc/self/fd").iterdir():
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found[int(entry.name)] = os.readlink(entry)
         except FileNotFoundError:  # the one that listed the directory
@@ -47,9 +59,14 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def mappings(pid: int) -> str:
+    """Return what the process has mapped, as /proc tells it."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 def resident_mebibytes(pid: int) -> float:
-    """Return the process's VmRSS."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    """Return the VmRSS of a process; 0: of this one."""
+    status = Path(f"/proc/{pid or 'self'}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024

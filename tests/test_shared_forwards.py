@@ -1,12 +1,14 @@
 import asyncio
 import gc
+import random
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from oracle import are_same, assert_same
+from fakes import CountingEnv
+from oracle import are_same, assert_same, lockstep, policy_of
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -301,3 +303,42 @@ async def test_parameters_that_give_nan_fail_their_own_request_alone() -> None:
         assert isinstance(second, BatchEpisodes)
         assert_same(first, await sampler.sample(policy, good, batch_size=5, seed=1))
         assert_same(second, await sampler.sample(policy, good, batch_size=5, seed=3))
+
+
+class DrawnEnv(CountingEnv):
+    """Observes a new number in every step, as most environments do."""
+
+    def __init__(self) -> None:
+        super().__init__(length=None)
+
+    def observation(self) -> Any:
+        self.drawn = float(self.np_random.random())
+        return super().observation()
+
+
+async def test_few_rows_of_several_sets_that_come_and_go_are_as_if_alone() -> None:
+    """A stack that was the same as separate forwards once must be so whatever is in it."""
+    policy = policy_of(DrawnEnv(), (32, 32))
+    sets: list[dict[str, Tensor] | None] = [None]
+    for scale in (0.5, 2.0):
+        named = policy.named_parameters()
+        sets.append({name: (scale * value).detach() for name, value in named})
+    calls: list[dict[str, Any]] = [
+        {
+            "batch_size": 1 + number % 24,
+            "seed": number,
+            "params": sets[number % 3],
+            "task": {"number": float(number % 5)},
+        }
+        for number in range(60)
+    ]
+    wanted = lockstep(DrawnEnv, policy, calls, seed=0)
+    chance = random.Random(0)
+
+    async def sample(number: int) -> bool:
+        await asyncio.sleep(chance.random() * 0.3)
+        return are_same(await sampler.sample(policy, **calls[number]), wanted[number])
+
+    for _ in range(8):  # each compares anew, in other company
+        async with AsyncSampler(DrawnEnv, num_workers=0, envs_per_worker=5, seed=0) as sampler:
+            assert all(await asyncio.gather(*map(sample, range(len(calls)))))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmaml.episodes import BatchEpisodes
-from asyncmaml.errors import AsyncMAMLError, EpisodeError
+from asyncmaml.errors import AsyncMAMLError, EpisodeError, WorkerError
 from asyncmaml.sampling.actor import ActionWriter, Actor
 from asyncmaml.sampling.dealing import Dealer
 from asyncmaml.sampling.failures import in_episode, policy_error, row_error
@@ -183,26 +183,37 @@ class Coordinator:
         else:  # no other reply can be on its way
             self._tick()
 
-    def lose(self, lanes: list[Lane], error: EpisodeError) -> None:
+    def lose(self, lanes: list[Lane], error: WorkerError) -> None:
         """Give the episodes of a lost worker to other rows, to be run again from their seeds.
 
         Args:
             lanes: Their worker is gone.
-            error: For episodes that have lost too many workers.
+            error: For an episode that has lost too many workers. That is counted where the worker
+                was at this episode, or at none that is known; the others just run again.
         """
         answered = [lane for lane, _ in self._replies]
         self._replies = [reply for reply in self._replies if reply[0] not in lanes]
+        lost: dict[tuple[int, int], int | None] = {}
+        culprits: set[tuple[int, int]] = set()
         for lane in lanes:
             self._under_way[lane.worker] -= lane.is_stepping and lane not in answered
             if lane.pending is not None:
                 self._log.drop(lane.pending)
+            culprits |= lane.take_from_the_worker()
             self._dealer.reclaim(lane)
             self._lost_seconds[lane.worker] += float(lane.arrays.busy_seconds[0])
-            for slot, batch_id in lane.reset():
-                loser = self._requests.get(slot)
-                if loser is not None:  # an earlier episode of this loop may have failed it
-                    told = in_episode(error, loser, batch_id)
-                    self._retry_or_fail(loser, batch_id, told, may_retry=True)
+            lost |= lane.reset()
+        lost |= dict.fromkeys(culprits - lost.keys())
+        for (slot, batch_id), step in lost.items():
+            loser = self._requests.get(slot)
+            if loser is None:  # cancelled, or an earlier episode of this loop has failed it
+                continue
+            # Where it is not known which episode it was, it may have been any of them.
+            if not culprits or (slot, batch_id) in culprits:
+                told = in_episode(error, loser, batch_id, step, self._max_attempts + 1)
+                self._retry_or_fail(loser, batch_id, told, may_retry=True)
+            else:
+                self._dealer.give_back(loser, range(batch_id, batch_id + 1))
         self._request_tick()
 
     def _retry_or_fail(

@@ -1,5 +1,6 @@
 """What went wrong with a row, a policy or a worker, as the error that `sample()` raises."""
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,21 @@ from asyncmaml.errors import (
     EnvironmentFailedError,
     EpisodeError,
     NotFiniteError,
+    OutOfSpaceError,
     PolicyError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerStartError,
 )
 from asyncmaml.sampling.actor import NotFiniteActionError
+from asyncmaml.sampling.process import WorkerProcess, describe_exit
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.transitions import TransitionLog
 from asyncmaml.worker.protocol import RowFailure
 
 
 def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -> EpisodeError:
-    """Return the error for an environment that raised, or returned a NaN or an infinity.
+    """Return the error for an environment that raised, or returned what it must not.
 
     Args:
         request: Owns the episode.
@@ -31,6 +37,8 @@ def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -
     message = f"{failure.phase} failed: {failure.error}{_in_words(where)}"
     if failure.not_finite:
         return NotFiniteError(message, **where)
+    if failure.out_of_space:
+        return OutOfSpaceError(message, **where)
     return EnvironmentFailedError(message, remote_traceback=failure.remote_traceback, **where)
 
 
@@ -52,10 +60,53 @@ def policy_error(
     return failure
 
 
-def in_episode(error: EpisodeError, request: Request, batch_id: int) -> EpisodeError:
-    """Return the error of a lost worker for one of the episodes that it had."""
-    where = request.where(batch_id, None)
-    return type(error)(str(error) + _in_words(where), **where)
+def start_failure(
+    name: str, answer: list[RowFailure] | None, process: WorkerProcess
+) -> AsyncMAMLError:
+    """Return the error for a worker that could not make its first environment, or ended over it."""
+    if answer:
+        message = f"{name} could not be made in a worker: {answer[0].error}"
+        return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
+    message = f"a worker {_ended(process)} before it had made {name}"
+    return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
+
+
+def start_refused(error: OSError) -> WorkerStartError:
+    """Return the error for a worker that this machine gives no process or descriptor for."""
+    message = f"a worker could not be started: {error}"
+    if error.errno == errno.EMFILE:
+        message += "; raise the limit on open files (ulimit -n), each worker takes 8 of them, or "
+        message += "lower num_workers"
+    return WorkerStartError(message)
+
+
+def start_late(name: str, seconds: float, process: WorkerProcess) -> WorkerStartError:
+    """Return the error for a worker that did not make its first environment in time."""
+    message = (
+        f"a worker did not make {name} within {seconds} s and was killed; raise start_timeout if "
+        "its constructor may take longer"
+    )
+    return WorkerStartError(message, stderr_tail=process.output.stderr_tail())
+
+
+def worker_died(worker: int, process: WorkerProcess) -> WorkerDiedError:
+    """Return what is to be told of a worker that has closed its end of the pipe."""
+    message = f"worker {worker} {_ended(process)}"
+    return WorkerDiedError(message, stderr_tail=process.output.stderr_tail())
+
+
+def _ended(process: WorkerProcess) -> str:
+    process.aio_process.join(0.5)  # it has closed its pipe: it ends
+    return describe_exit(process.exitcode)
+
+
+def in_episode(
+    error: WorkerError, request: Request, batch_id: int, step: int | None, times: int
+) -> WorkerError:
+    """Return the error of a lost worker for an episode that has lost `times` of them."""
+    where = request.where(batch_id, step)
+    message = f"{error}; {times} times over this episode{_in_words(where)}"
+    return type(error)(message, stderr_tail=error.stderr_tail, **where)
 
 
 def _in_words(where: dict[str, Any]) -> str:

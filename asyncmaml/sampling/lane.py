@@ -227,11 +227,52 @@ class Lane:
             self._orders[gone] = _IDLE
             self._has_changed = True
 
-    def reset(self) -> list[tuple[int, int]]:
-        """Forget the link and all orders; return slot and batch id of the episodes lost."""
+    @property
+    def place_of_work(self) -> int:
+        """What the worker is at; see `Arrays.at_work`."""
+        return int(self.arrays.at_work[0])
+
+    @property
+    def is_beginning_at_work(self) -> bool:
+        """Whether what the worker is at is the beginning of an episode."""
+        at = self.place_of_work
+        return at >= self.num_rows or (at >= 0 and self._orders[at] == _START)
+
+    def take_from_the_worker(self) -> set[tuple[int, int]]:
+        """Return slot and batch id of the episode that a lost worker was at, if it was at one.
+
+        Where that was an offer it is one no more.
+        """
+        at = self.place_of_work
+        if at < 0:
+            return set()
+        if at < self.num_rows:
+            row = self.first_row + at
+            return {(int(self._table.owners[row]), int(self._table.batch_ids[row]))}
+        offer = at - self.num_rows - int(self.arrays.offers[0])
+        for index, (request, ids) in enumerate(self.offers):
+            if offer < len(ids):
+                self.offers[index] = request, ids[offer + 1 :]
+                self.offers.insert(index, (request, ids[:offer]))
+                return {(request.slot, ids[offer])}
+            offer -= len(ids)
+        return set()
+
+    def reset(self) -> dict[tuple[int, int], int | None]:
+        """Forget the link and all orders.
+
+        Returns:
+            The episodes lost, by slot and batch id: the step under way; None before the first.
+        """
         mine = slice(self.first_row, self.first_row + self.num_rows)
         owners, ids = self._table.owners[mine], self._table.batch_ids[mine]
-        lost = [(int(owners[row]), int(ids[row])) for row in np.flatnonzero(owners != NOBODY)]
+        steps = self._table.steps[mine]
+        lost = {
+            (int(owners[row]), int(ids[row])): int(steps[row])
+            if self._orders[row] == _STEP
+            else None
+            for row in np.flatnonzero(owners != NOBODY)
+        }
         owners[:] = NOBODY
         self._orders[:] = _IDLE
         self._has_starts = False

@@ -88,7 +88,7 @@ class InlineLink(Link):
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         # One group: there is nobody who could compute while it steps.
-        self._fleet = Fleet.make(setup.maker, setup.num_rows, 1)
+        self._fleet = Fleet.make(setup.maker, setup.num_rows, 1, check_spaces=setup.check_spaces)
         self.ready: Ready = describe(self._fleet)
         try:
             layout = layout_of(self.ready)
@@ -96,8 +96,7 @@ class InlineLink(Link):
             self._fleet.close()
             raise
         self.arrays = layout.views(bytearray(layout.num_bytes))
-        for group, arrays in zip(self._fleet.groups, self.arrays, strict=True):
-            group.attach(arrays)
+        self._fleet.attach(self.arrays)
         self._loop = asyncio.get_running_loop()
         self._is_open = True
 
@@ -145,6 +144,7 @@ class ProcessLink(Link):
         self._ended = asyncio.Event()
         self._is_open = True
         self._loop.add_reader(self._pipe, self._receive)
+        process.output.watch(self._loop)
 
     async def set_up(self, setup: bytes) -> Ready | list[RowFailure] | None:
         """Have the first environment made; None if the process ended over it."""

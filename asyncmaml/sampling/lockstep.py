@@ -32,6 +32,7 @@ from asyncmaml.sampling.intraop import one_intraop_thread, padded
 from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
+from asyncmaml.sampling.starting import safe_start
 from asyncmaml.sampling.streams import EpisodeStreams, Seeds
 from asyncmaml.worker.layout import record_type
 
@@ -96,7 +97,13 @@ class BatchSampler:
     def _make_envs(self) -> SyncVectorEnv | AsyncVectorEnv:
         make = self._maker.make
         if self._num_workers:
-            return AsyncVectorEnv([make] * self._num_workers, autoreset_mode=AutoresetMode.DISABLED)
+            # Gymnasium's default would fork this process, with its threads and their locks.
+            with safe_start("spawn"):
+                return AsyncVectorEnv(
+                    [make] * self._num_workers,
+                    context="spawn",
+                    autoreset_mode=AutoresetMode.DISABLED,
+                )
         return SyncVectorEnv([make] * self._num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
     def sample(

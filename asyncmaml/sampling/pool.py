@@ -20,11 +20,14 @@ from asyncmaml.errors import (
     WorkerTimeoutError,
 )
 from asyncmaml.sampling.coordinator import Coordinator
+from asyncmaml.sampling.failures import start_failure, start_late, start_refused, worker_died
 from asyncmaml.sampling.lane import Lane
 from asyncmaml.sampling.links import InlineLink, Link, ProcessLink, layout_of
-from asyncmaml.sampling.process import WorkerProcess, describe_exit
+from asyncmaml.sampling.output import LOGGER, WorkerOutputMode
+from asyncmaml.sampling.process import WorkerProcess
+from asyncmaml.sampling.starting import StartMethod
+from asyncmaml.sampling.watch import WorkerWatch
 from asyncmaml.worker.main import Ready, Setup
-from asyncmaml.worker.protocol import RowFailure
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class PoolSettings:
     step_timeout: float
     start_timeout: float
     max_restarts: int
+    start_method: StartMethod = "spawn"
+    worker_output: WorkerOutputMode = "pass"
+    check_spaces: bool = False
 
 
 @contextmanager
@@ -64,7 +70,11 @@ class WorkerPool:
     def __init__(self, maker: EnvMaker, settings: PoolSettings) -> None:
         self._settings = settings
         self._setup = Setup(
-            maker, settings.envs_per_worker, settings.groups_per_worker, registered_by_user()
+            maker,
+            settings.envs_per_worker,
+            settings.groups_per_worker,
+            registered_by_user(),
+            settings.check_spaces,
         )
         self._pickled = b""
         self._links: list[Link] = []
@@ -72,8 +82,8 @@ class WorkerPool:
         """Of each worker, one for each group."""
         self._coordinator: Coordinator | None = None
         self._replacements: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.TimerHandle | None = None
-        self._num_processes = 0
+        self._watches: list[WorkerWatch] = []
+        self._next_look: asyncio.TimerHandle | None = None
         self._is_closing = False
 
     async def open(self) -> Ready:
@@ -89,8 +99,8 @@ class WorkerPool:
             self._pickled = self._pickled_setup()
             async with asyncio.TaskGroup() as group:
                 starts = [
-                    group.create_task(self._start_worker(), name=f"start-worker-{index}")
-                    for index in range(self._settings.num_workers)
+                    group.create_task(self._start_worker(worker), name=f"start-worker-{worker}")
+                    for worker in range(self._settings.num_workers)
                 ]
         except BaseExceptionGroup as errors:
             self.kill()
@@ -117,7 +127,18 @@ class WorkerPool:
         self._lanes = [[next(lanes) for _ in range(groups)] for _ in self._links]
         for worker, link in enumerate(self._links):
             self._connect(worker, link)
-        if self._settings.num_workers:
+        settings = self._settings
+        if settings.num_workers:
+            self._watches = [
+                WorkerWatch(
+                    worker,
+                    lanes_of_one,
+                    coordinator.has_replied,
+                    settings.step_timeout,
+                    settings.start_timeout,
+                )
+                for worker, lanes_of_one in enumerate(self._lanes)
+            ]
             self._watch_steps()
 
     def _connect(self, worker: int, link: Link) -> None:
@@ -135,12 +156,17 @@ class WorkerPool:
         if self._lanes[worker][0].link is link:
             self._lose(worker, None)
 
-    async def _start_worker(self) -> tuple[ProcessLink, Ready]:
-        process = WorkerProcess(self._num_processes)
-        self._num_processes += 1
-        link = None
+    async def _start_worker(self, worker: int) -> tuple[ProcessLink, Ready]:
+        settings = self._settings
+        process = WorkerProcess(worker, settings.start_method, settings.worker_output)
+        name, link = self._setup.maker.name, None
         try:
-            process.start()
+            # A forked worker goes on with what this thread has set.
+            with torch.inference_mode(False):
+                try:
+                    process.start()
+                except OSError as error:  # no process, or no descriptor, can be had
+                    raise start_refused(error) from error
             link = ProcessLink(process)
             self._links.append(link)  # from here on kill() knows it
             setup = self._pickled
@@ -148,13 +174,15 @@ class WorkerPool:
                 async with asyncio.timeout(self._settings.start_timeout):
                     answer = await link.set_up(setup)
             except TimeoutError:
-                raise self._late() from None
+                raise start_late(name, settings.start_timeout, process) from None
             if not isinstance(answer, Ready):
-                raise self._start_error(process, answer)
+                raise start_failure(name, answer, process)
             try:
                 link.share_memory(layout_of(answer))
-            except OSError:  # it ended after its READY
-                raise self._start_error(process, None) from None
+            except ConnectionError:  # it ended after its READY
+                raise start_failure(name, None, process) from None
+            except OSError as error:
+                raise start_refused(error) from error
         except BaseException:
             if link is not None:
                 link.kill()
@@ -176,52 +204,19 @@ class WorkerPool:
             raise WorkerStartError(message) from error
         return pickled
 
-    def _start_error(
-        self, process: WorkerProcess, answer: list[RowFailure] | None
-    ) -> AsyncMAMLError:
-        name = self._setup.maker.name
-        if answer:
-            message = f"{name} could not be made in a worker: {answer[0].error}"
-            return EnvironmentFailedError(message, remote_traceback=answer[0].remote_traceback)
-        process.aio_process.join(1.0)  # it has closed its pipe: it ends
-        return WorkerStartError(
-            f"a worker {describe_exit(process.exitcode)} before it had made {name}; its own "
-            "words are above on stderr"
-        )
-
-    def _late(self) -> WorkerStartError:
-        return WorkerStartError(
-            f"a worker did not make {self._setup.maker.name} within "
-            f"{self._settings.start_timeout} s and was killed; raise start_timeout if its "
-            "constructor may take longer"
-        )
-
     def _watch_steps(self) -> None:
-        """Kill workers that take too long for one command; called again and again."""
+        """Kill workers that take too long for one thing; called again and again."""
+        settings = self._settings
+        for worker, watch in enumerate(self._watches):
+            complaint = watch.complaint(time.perf_counter())
+            link = self._lanes[worker][0].link
+            # This thread may have been busy with a forward: look at the pipe before the kill.
+            if complaint and isinstance(link, ProcessLink) and not link.has_answered():
+                tail = link.process.output.stderr_tail()
+                self._lose(worker, WorkerTimeoutError(complaint, stderr_tail=tail))
+        shortest = min(settings.step_timeout, settings.start_timeout)
         loop = asyncio.get_running_loop()
-        timeout = self._settings.step_timeout
-        oldest = time.perf_counter() - timeout
-        for worker, lanes in enumerate(self._lanes):
-            if self._is_late(lanes, oldest):
-                message = (
-                    f"worker {worker} did not answer STEP within {timeout} s and was killed; "
-                    "raise step_timeout if one step of its rows may take longer"
-                )
-                self._lose(worker, WorkerTimeoutError(message))
-        self._watch = loop.call_later(min(timeout / 4, 1.0), self._watch_steps)
-
-    def _is_late(self, lanes: list[Lane], oldest: float) -> bool:
-        """Whether a worker has been at one command since before `oldest`."""
-        link, coordinator = lanes[0].link, self._coordinator
-        assert coordinator is not None
-        under_way = [lane for lane in lanes if lane.is_stepping]
-        since = [lane.stepping_since for lane in under_way if not coordinator.has_replied(lane)]
-        # A command begins when it is sent, or when the group before it has been answered.
-        if not since or max(min(since), max(lane.answered_at for lane in lanes)) >= oldest:
-            return False
-        assert isinstance(link, ProcessLink)
-        # This thread may have been busy with a forward: look at the pipe before the kill.
-        return not link.has_answered()
+        self._next_look = loop.call_later(min(shortest / 4, 1.0), self._watch_steps)
 
     def _lose(self, worker: int, error: WorkerDiedError | WorkerTimeoutError | None) -> None:
         """Take a worker out and start another in its place."""
@@ -231,18 +226,15 @@ class WorkerPool:
         assert isinstance(link, ProcessLink)
         assert coordinator is not None
         if error is None:
-            link.process.aio_process.join(0.2)  # it has closed its pipe: it ends
-            ended = describe_exit(link.process.exitcode)
-            error = WorkerDiedError(
-                f"worker {worker} {ended} in the middle of an episode, "
-                f"{self._settings.max_restarts + 1} times for this one"
-            )
+            error = worker_died(worker, link.process)
         # Before anybody hears of it.
         coordinator.counted.restarts += not self._is_closing
         coordinator.lose(lanes, error)
         link.kill()
         self._links.remove(link)
         if not self._is_closing:
+            told = "%s; another takes its place, and its episodes are run again"
+            LOGGER.warning(told, error, extra={"worker": worker})
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._replace(worker), name=f"replace-worker-{worker}")
             self._replacements.add(task)
@@ -253,11 +245,9 @@ class WorkerPool:
         assert coordinator is not None
         for attempt in range(self._settings.max_restarts + 1):
             try:
-                link, ready = await self._start_worker()
-            except (AsyncMAMLError, OSError) as error:
+                link, ready = await self._start_worker(worker)
+            except AsyncMAMLError as error:
                 if attempt == self._settings.max_restarts:
-                    if not isinstance(error, AsyncMAMLError):
-                        error = WorkerStartError(f"a worker could not be started: {error}")
                     coordinator.fail_all(error)
             else:
                 assert list(ready.group_sizes) == [lane.num_rows for lane in self._lanes[worker]]
@@ -268,8 +258,8 @@ class WorkerPool:
     async def close(self) -> None:
         """End all workers: those that answer gracefully, the others at once."""
         self._is_closing = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         for task in self._replacements:
             task.cancel()
         await asyncio.gather(*self._replacements, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A worker process: its start, its end, and the pipe to it.
+"""A worker process: its start, its end, and what connects us with it.
 
 The one module that knows aiomultiprocess. We take the life of a process from its `Process` and
 leave out its constructor, which would start a manager process (90 ms, blocking) whose only use
@@ -6,88 +6,81 @@ is to carry the return value of a coroutine; our workers answer over a pipe of t
 """
 
 import multiprocessing
+import os
 import signal
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import resource_tracker, spawn
+import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import aiomultiprocess
 
+from asyncmaml.sampling.output import LOGGER, WorkerOutput, WorkerOutputMode
+from asyncmaml.sampling.starting import StartMethod, safe_start
 from asyncmaml.worker.main import run_worker
-
-_preparation_lock = threading.Lock()
-_NAME = "asyncmaml-worker-"
-
-
-@contextmanager
-def _main_script_left_out() -> Iterator[None]:
-    """Keep the start of a worker from importing the user's script into it.
-
-    Spawn imports what `__main__` says it came from. For a script that imports torch that costs
-    a second and 190 MB a worker, and a script without the `__name__` guard would start samplers
-    in its workers. Only our own processes are concerned, and `__main__` itself stays as it is.
-    """
-    with _preparation_lock:
-        prepare = spawn.get_preparation_data
-
-        def without_main(name: str) -> dict[str, Any]:
-            data = prepare(name)
-            if name.startswith(_NAME):
-                data.pop("init_main_from_name", None)
-                data.pop("init_main_from_path", None)
-            return data
-
-        spawn.get_preparation_data = without_main
-        try:
-            yield
-        finally:
-            spawn.get_preparation_data = prepare
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Have the process start with SIGINT blocked, until it has set its own mind on it.
-
-    Ctrl-C reaches the whole process group; in the middle of its imports a worker would answer
-    with a traceback.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # It unblocks SIGINT when it is first started, which would be inside of our block.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+from asyncmaml.worker.surroundings import WorkerEnds
 
 
 class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships no types
     """One process that runs `run_worker` at the other end of `pipe`.
 
     Args:
-        index: Names the process.
+        worker: The number of the worker; one that replaces another has the same.
+        start_method: See `asyncmaml.sampling.starting`.
+        output: What becomes of its output; see `WorkerOutput`.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, worker: int, start_method: StartMethod, output: WorkerOutputMode) -> None:
         # Deliberately without super().__init__(): see the module's docstring.
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self.pipe = ours
-        self._their_pipe = theirs
-        self.aio_process = multiprocessing.get_context("spawn").Process(
-            target=run_worker, args=(theirs,), name=f"{_NAME}{index}", daemon=True
-        )
+        self._worker = worker
+        self._start_method: StartMethod = start_method
+        self._output_mode: WorkerOutputMode = output
+        self.aio_process: Any = None
+        self._closing = ExitStack()
+        """Frees what is ours, in reverse order."""
 
     def start(self) -> None:
-        """Start the process; blocks for some 10 ms."""
-        # Once our copy is closed, the worker's death ends the pipe.
-        with self._their_pipe, _main_script_left_out(), _interrupts_held():
+        """Start the process; blocks for some 10 ms.
+
+        Raises:
+            OSError: No descriptor or no process can be had.
+        """
+        # Once our copies of its ends are closed, the worker's death ends the pipe.
+        with safe_start(self._start_method) as context, ExitStack() as theirs:
+            ends = self._connect(theirs)
+            self.aio_process = context.Process(
+                target=run_worker,
+                args=(ends,),
+                name=f"asyncmaml-worker-{self._worker}",
+                daemon=True,
+            )
+            _started_here.add(self)
             super().start()
+
+    def _connect(self, theirs: ExitStack) -> WorkerEnds:
+        """Make both ends of everything; ours end with `discard`, the worker's with `theirs`."""
+        ours = self._closing
+        self.pipe, commands = socket.socketpair()
+        ours.enter_context(self.pipe)
+        theirs.enter_context(commands)
+        self.pipe.setblocking(False)
+        read_stdout, stdout = multiprocessing.Pipe(duplex=False)
+        ours.enter_context(read_stdout)
+        theirs.enter_context(stdout)
+        read_stderr, stderr = multiprocessing.Pipe(duplex=False)
+        ours.enter_context(read_stderr)
+        theirs.enter_context(stderr)
+        read_records, records = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.enter_context(read_records)
+        theirs.enter_context(records)
+        lifeline, our_lifeline = multiprocessing.Pipe(duplex=False)
+        theirs.enter_context(lifeline)
+        ours.enter_context(our_lifeline)
+        self.output = WorkerOutput(
+            self._worker, read_stdout, read_stderr, read_records, self._output_mode
+        )
+        level = LOGGER.getEffectiveLevel()
+        return WorkerEnds(commands, stdout, stderr, records, lifeline, level)
 
     def discard(self) -> None:
         """Kill the process if it still runs, reap it, and free its descriptors.
@@ -95,13 +88,35 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
         Synchronous to the end: cleanup without an await cannot be cancelled. A killed process
         is gone within milliseconds.
         """
-        self.pipe.close()
-        self._their_pipe.close()
-        process: Any = self.aio_process
-        if process.pid is not None:
-            process.kill()
+        process = self.aio_process
+        if process is not None and process.pid is not None:
+            # Asked first: a fork server reaps its children, and the number may be another's by now.
+            if process.exitcode is None:
+                process.kill()
             process.join()
-        process.close()
+            self.output.close()
+            process.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close our ends."""
+        _started_here.discard(self)
+        self._closing.close()
+
+
+_started_here: "weakref.WeakSet[WorkerProcess]" = weakref.WeakSet()
+
+
+def _let_go_of_all() -> None:
+    """Close, in a process forked from this one, its copies of our ends.
+
+    A copy would keep the workers alive when we end. What is forked may itself be a worker.
+    """
+    for process in list(_started_here):
+        process.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -28,9 +28,11 @@ from asyncmaml.sampling.arguments import (
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
 from asyncmaml.sampling.mailbox import Mailbox
+from asyncmaml.sampling.output import WorkerOutputMode, checked_output_mode
 from asyncmaml.sampling.pool import PoolSettings
 from asyncmaml.sampling.requests import Deliver, OnError, Request, Task, Terms, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
+from asyncmaml.sampling.starting import StartMethod, checked_start_method
 from asyncmaml.sampling.statistics import Statistics
 from asyncmaml.sampling.streams import EpisodeStreams, Seeds
 from asyncmaml.sampling.trace import Trace
@@ -72,9 +74,21 @@ class AsyncSampler:
         clip_actions: Clip Box actions to the space on their way to the environment. They are
             recorded as they were drawn.
         vectorized: False: do not use an environment's natively vectorised form.
-        step_timeout: Seconds that one worker may take for one command.
-        start_timeout: Seconds that one worker may take to start and make its first environment.
+        step_timeout: Seconds that one step of an environment may take in a worker; where it is
+            natively vectorised, one step of all rows.
+        start_timeout: Seconds that a worker may take to start and make its first environment, and
+            later for making or resetting one.
         max_restarts: Workers that one episode may lose before its `sample()` raises.
+        start_method: How worker processes are started: "spawn", "forkserver" or "fork". None of
+            them imports the main script. "fork" copies this whole process, with the locks that its
+            other threads hold in that moment, and its numeric libraries keep their threads.
+        worker_output: What becomes of what environments print in workers. "pass": it is written,
+            in whole lines, to this process's `sys.stdout` and `sys.stderr`; "log": each line is
+            logged; "capture": it is shown in errors alone. Warnings and log records of workers
+            are logged in any case; the logger is `asyncmaml.worker`.
+        check_spaces: Raise where an observation, or an action as the environment takes it, lies
+            outside of its space; costs some 10 us a step. Shape, a dtype that cannot hold what
+            the environment returns, NaN and infinities are told in any case.
         trace: A file that takes what every worker, the sampler's thread and the blocks under
             `span()` did when, for https://ui.perfetto.dev; None: no trace.
 
@@ -99,6 +113,9 @@ class AsyncSampler:
         step_timeout: float = 60.0,
         start_timeout: float = 60.0,
         max_restarts: int = 3,
+        start_method: StartMethod = "spawn",
+        worker_output: WorkerOutputMode = "pass",
+        check_spaces: bool = False,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
@@ -116,6 +133,9 @@ class AsyncSampler:
             positive_seconds("step_timeout", step_timeout),
             positive_seconds("start_timeout", start_timeout),
             whole_number("max_restarts", max_restarts, 0),
+            checked_start_method(start_method),
+            checked_output_mode(worker_output),
+            bool(check_spaces),
         )
         self._device = torch_device(device)
         self._snapshots = Snapshots(self._device)
@@ -242,6 +262,7 @@ class AsyncSampler:
             PolicyError: The policy raised, or its distribution does not fit the action space.
             EnvironmentFailedError: The environment raised.
             NotFiniteError: An observation, reward or action is NaN or infinite.
+            OutOfSpaceError: An observation or action lies outside of its space (`check_spaces`).
             WorkerDiedError: One episode lost more than `max_restarts` workers.
             WorkerTimeoutError: The same, because they did not answer in time.
         """

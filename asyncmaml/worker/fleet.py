@@ -1,5 +1,6 @@
 """All rows of one worker, in groups, single or vectorised as the environment offers it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ import gymnasium
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.rows import RowVectorEnv
 from asyncmaml.envs.tasks import has_tasks
+from asyncmaml.worker.layout import Arrays
 from asyncmaml.worker.rows import Rows
 from asyncmaml.worker.single_rows import SingleRows
 from asyncmaml.worker.vector_rows import VectorRows
@@ -28,9 +30,17 @@ class Fleet:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     has_tasks: bool
+    check_spaces: bool
 
     @classmethod
-    def make(cls, maker: EnvMaker, num_rows: int | None, num_groups: int | None) -> Self:
+    def make(
+        cls,
+        maker: EnvMaker,
+        num_rows: int | None,
+        num_groups: int | None,
+        *,
+        check_spaces: bool = False,
+    ) -> Self:
         """Make the rows of one worker, vectorised where the environment offers it.
 
         Args:
@@ -38,6 +48,7 @@ class Fleet:
             num_rows: In all groups together; None: the default.
             num_groups: None: two, so that the worker has work while the coordinator computes;
                 one for vectorised environments, whose steps are cheaper than a second message.
+            check_spaces: Fail a row whose observation or action lies outside of its space.
         """
         tasks: dict[int, Any] = {}
         sizes = _shares(num_rows or DEFAULT_VECTOR_ROWS, num_groups or 1)
@@ -51,13 +62,19 @@ class Fleet:
             own = getattr(type(vector_env), "reset_task", RowVectorEnv.reset_task)
             takes_tasks = own is not RowVectorEnv.reset_task
             spaces = vector_env.single_observation_space, vector_env.single_action_space
-            return cls(groups, tasks, *spaces, takes_tasks)
+            return cls(groups, tasks, *spaces, takes_tasks, check_spaces)
         first = maker.make()
         groups = []
         for size in _shares(num_rows or DEFAULT_ROWS, num_groups or 2):
             groups.append(SingleRows(maker, size, tasks, None if groups else first))
         spaces = first.observation_space, first.action_space
-        return cls(groups, tasks, *spaces, has_tasks(first))
+        return cls(groups, tasks, *spaces, has_tasks(first), check_spaces)
+
+    def attach(self, views: Sequence[Arrays]) -> None:
+        """Work on these arrays, one of each group, from now on."""
+        spaces = (self.observation_space, self.action_space) if self.check_spaces else None
+        for group, arrays in zip(self.groups, views, strict=True):
+            group.attach(arrays, spaces)
 
     def close(self) -> None:
         """Close the environments."""

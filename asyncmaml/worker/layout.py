@@ -64,6 +64,9 @@ class Arrays:
     offer_task: NDArray[np.int64]
     offers: NDArray[np.int64]
     """The first offer that stands, and the end: shape `(2,)`."""
+    at_work: NDArray[np.int64]
+    """The row that the worker is at, or R more than the number of the offer that it begins; -1
+    between commands, and where the rows are stepped as one. Shape `(1,)`; outlives the worker."""
     busy_seconds: NDArray[np.float64]
     """Time spent in environments since the start, shape `(1,)`."""
     step_times: NDArray[np.float64]
@@ -94,6 +97,7 @@ class Layout:
             "offer_seed": ((2 * self.num_rows,), long),
             "offer_task": ((2 * self.num_rows,), long),
             "offers": ((2,), long),
+            "at_work": ((1,), long),
             "busy_seconds": ((1,), np.dtype(np.float64)),
             "step_times": ((2,), np.dtype(np.float64)),
         }

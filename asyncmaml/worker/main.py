@@ -7,12 +7,12 @@ MiB and its start at tenths of a second.
 import mmap
 import os
 import pickle
-import signal
 import socket
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from asyncmaml.worker.surroundings import WorkerEnds, settle
 
 if TYPE_CHECKING:
     from asyncmaml.envs.making import EnvMaker
@@ -29,6 +29,7 @@ class Setup:
     num_groups: int | None
     registered: list[bytes]
     """Registry entries of the parent that a fresh process lacks."""
+    check_spaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,10 @@ def describe(fleet: "Fleet") -> Ready:
     )
 
 
-def run_worker(pipe: socket.socket) -> None:
+def run_worker(ends: WorkerEnds) -> None:
     """Serve the coordinator until it says CLOSE or is gone."""
-    # Each worker has one core's worth of work. Before numpy is first imported, because numeric
-    # libraries read these once; a number that the user has set stands.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    # Ctrl-C reaches the whole process group; who ends when is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # blocked since the start; what it starts may have it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if hasattr(os, "SCHED_BATCH"):
-        # Where all cores are busy, a worker that wakes must not push the coordinator off its
-        # core in the middle of a tick: measured, passing actions on took 130 us and not 40.
-        with suppress(OSError):  # some sandboxes refuse
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    settle(ends)
+    pipe = ends.commands
     pipe.setblocking(True)
     server = _Server(pipe)
     with pipe:
@@ -142,7 +132,9 @@ class _Server:
 
             setup: Setup = pickle.loads(payload)
             register_all(setup.registered)
-            self._fleet = Fleet.make(setup.maker, setup.num_rows, setup.num_groups)
+            self._fleet = Fleet.make(
+                setup.maker, setup.num_rows, setup.num_groups, check_spaces=setup.check_spaces
+            )
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             summary = "".join(traceback.format_exception_only(error)).strip()
@@ -162,8 +154,7 @@ class _Server:
         layout = WorkerLayout(sizes, fleet.observation_space, fleet.action_space)
         block = mmap.mmap(descriptor, layout.num_bytes)
         os.close(descriptor)
-        for group, arrays in zip(fleet.groups, layout.views(block), strict=True):
-            group.attach(arrays)
+        fleet.attach(layout.views(block))
 
     def close(self) -> None:
         if self._fleet is not None:

@@ -117,5 +117,6 @@ class RowFailure:
     """The exception's type and text, or what was wrong with the data."""
     remote_traceback: str
     not_finite: bool = False
+    out_of_space: bool = False
     of_next: bool = False
     """The row finished its episode, and failed when it began the one it had taken."""

@@ -10,11 +10,13 @@ first one of the episode that follows.
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmaml.worker.layout import Arrays
 from asyncmaml.worker.protocol import Order, Outcome, RowFailure
@@ -22,7 +24,13 @@ from asyncmaml.worker.protocol import Order, Outcome, RowFailure
 # As plain numbers, since they are compared and combined once for every row and step.
 STEP, START = int(Order.STEP), int(Order.START)
 TERMINATED, TRUNCATED = int(Outcome.TERMINATED), int(Outcome.TRUNCATED)
+NOWHERE = -1
 NEXT, FAILED = int(Outcome.NEXT), int(Outcome.FAILED)
+
+
+AnySpace: TypeAlias = gymnasium.Space[Any]
+Fault: TypeAlias = Callable[[Any, Any, Any], str]
+"""Of an observation, a reward and an action, where these are, says what is wrong with them."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,11 @@ class Rows(ABC):
         self._failures: list[RowFailure] = []
         self._phase = ""
 
-    def attach(self, arrays: Arrays) -> None:
-        """Work on these arrays from now on."""
+    def attach(self, arrays: Arrays, spaces: tuple[AnySpace, AnySpace] | None = None) -> None:
+        """Work on these arrays from now on; check against the spaces, where there are any."""
         self._arrays = arrays
+        self._spaces = spaces
+        arrays.at_work[0] = NOWHERE
         self._floating = np.issubdtype(arrays.observations.dtype, np.floating)
 
     def step(self) -> list[RowFailure]:
@@ -58,7 +68,11 @@ class Rows(ABC):
         arrays.outcomes.fill(0)
         self._failures = []
         self._step()
-        self._refuse_not_finite()
+        arrays.at_work[0] = NOWHERE
+        if not self._is_all_finite():
+            self._refuse(_not_finite, not_finite=True)
+        if self._spaces is not None:
+            self._refuse(self._outside, out_of_space=True)
         ended = time.perf_counter()
         arrays.busy_seconds[0] += ended - began
         # One clock for all processes of a machine: these can be compared with the sampler's.
@@ -87,38 +101,45 @@ class Rows(ABC):
         if not of_next:
             self._arrays.rewards[row] = 0  # it may be a NaN that the environment gave first
 
-    def _refuse_not_finite(self) -> None:
-        """Fail the rows with a NaN or an infinity where an episode would record it."""
+    def _is_all_finite(self) -> bool:
+        """Whether no NaN or infinity stands where an episode would record it."""
         arrays = self._arrays
-        if np.isfinite(arrays.rewards).all() and (
+        return bool(np.isfinite(arrays.rewards).all()) and (
             not self._floating
-            or (
+            or bool(
                 np.isfinite(arrays.observations).all()
                 and (not arrays.outcomes.any() or np.isfinite(arrays.last_observations).all())
             )
-        ):
-            return
+        )
+
+    def _refuse(self, fault: Fault, **kind: bool) -> None:
+        """Fail the rows where something is wrong with the data.
+
+        Args:
+            fault: Says what, if anything.
+            kind: A field of `RowFailure` for such a fault.
+        """
+        arrays = self._arrays
         failed = {(failure.row, failure.of_next) for failure in self._failures}
         for row in np.flatnonzero(arrays.orders).tolist():
             outcome = int(arrays.outcomes[row])
             if arrays.orders[row] == STEP and (row, False) not in failed:
                 ended = outcome & (TERMINATED | TRUNCATED)
                 seen = (arrays.last_observations if ended else arrays.observations)[row]
-                reward = arrays.rewards[row]
-                if not (np.isfinite(seen).all() and np.isfinite(reward)):
-                    self._fail_not_finite(row, f"observation {seen} and reward {reward}")
+                text = fault(seen, arrays.rewards[row], arrays.actions[row])
+                if text:
+                    self._fail_data(row, text, **kind)
             of_next = bool(outcome & NEXT)
-            if (arrays.orders[row] == START or of_next) and (row, of_next) not in failed:
-                first = arrays.observations[row]
-                if not np.isfinite(first).all():
-                    text = f"first observation {first}"
-                    self._fail_not_finite(row, text, of_next=of_next)
+            begins = arrays.orders[row] == START or of_next
+            if begins and (row, of_next) not in failed:
+                text = fault(arrays.observations[row], None, None)
+                if text:
+                    self._fail_data(row, text, of_next=of_next, **kind)
 
-    def _fail_not_finite(self, row: int, what: str, *, of_next: bool = False) -> None:
+    def _fail_data(self, row: int, text: str, *, of_next: bool = False, **kind: bool) -> None:
         arrays = self._arrays
         phase = "reset" if of_next or arrays.orders[row] == START else "step"
-        text = f"the environment returned {what}"
-        self._failures.append(RowFailure(row, phase, text, "", not_finite=True, of_next=of_next))
+        self._failures.append(RowFailure(row, phase, text, "", of_next=of_next, **kind))
         arrays.outcomes[row] |= FAILED
         # Left in place they would send every later command through the slow test.
         arrays.rewards[row] = 0
@@ -126,3 +147,48 @@ class Rows(ABC):
             arrays.observations[row] = 0
         if not of_next:
             arrays.last_observations[row] = 0
+
+    def _outside(self, seen: Any, reward: Any, action: Any) -> str:
+        assert self._spaces is not None
+        observation_space, action_space = self._spaces
+        if not observation_space.contains(np.asarray(seen, observation_space.dtype)):
+            return f"the environment's observation {seen} lies outside of {observation_space}"
+        if action is not None and not action_space.contains(np.asarray(action, action_space.dtype)):
+            return f"the action {action} lies outside of {action_space}"
+        return ""
+
+
+def _not_finite(seen: Any, reward: Any, action: Any) -> str:
+    if np.isfinite(seen).all() and (reward is None or np.isfinite(reward)):
+        return ""
+    if reward is None:
+        return f"the environment returned first observation {seen}"
+    return f"the environment returned observation {seen} and reward {reward}"
+
+
+def refuse_misfit(observations: NDArray[Any], target: NDArray[Any]) -> None:
+    """Refuse observations that assignment would broadcast, wrap or cut without a word.
+
+    Args:
+        observations: What the environment returned.
+        target: Where they are to be written, of the shape and dtype that its space says.
+
+    Raises:
+        ValueError: The shape is another, or an integer dtype cannot hold the values.
+    """
+    if observations.shape != target.shape:
+        message = (
+            f"an observation has shape {observations.shape}, the environment's "
+            f"observation space says {target.shape}"
+        )
+        raise ValueError(message)
+    if observations.dtype == target.dtype or np.issubdtype(target.dtype, np.floating):
+        return
+    with np.errstate(invalid="ignore"):
+        is_held = (observations.astype(target.dtype) == observations).all()
+    if not is_held:
+        message = (
+            f"an observation is of dtype {observations.dtype}, and as {target.dtype}, which the "
+            "environment's observation space says, its values would be others"
+        )
+        raise ValueError(message)

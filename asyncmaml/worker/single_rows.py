@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import reset_task
 from asyncmaml.worker.protocol import NO_TASK
-from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows
+from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows, refuse_misfit
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 
@@ -67,27 +67,24 @@ class SingleRows(Rows):
         self._write(self._arrays.observations, row, observation)
 
     def _write(self, target: NDArray[Any], row: int, observation: Any) -> None:
-        # Assignment would broadcast a smaller shape without a word.
         observation = np.asarray(observation)
-        if observation.shape != target.shape[1:]:
-            message = (
-                f"an observation has shape {observation.shape}, the environment's "
-                f"observation space says {target.shape[1:]}"
-            )
-            raise ValueError(message)
-        target[row] = observation
+        place = target[row, ...]
+        refuse_misfit(observation, place)
+        place[...] = observation
 
     def _step(self) -> None:
         arrays = self._arrays
         observations, rewards, outcomes = arrays.observations, arrays.rewards, arrays.outcomes
-        shape = observations.shape[1:]
+        shape, dtype, floating = observations.shape[1:], observations.dtype, self._floating
         # Copied once, since an environment may keep its action and the coordinator writes the next
         # one here. What Discrete gets is what Discrete.sample() gives: numpy's int64.
         actions: list[Any] = list(arrays.actions.copy())
         steps, steps_left = self._steps, self._steps_left
         next_offer, end_of_offers = arrays.offers.tolist()
+        at_work = arrays.at_work.data  # 25 ns a row cheaper than the array
         for row, order in enumerate(arrays.orders.tolist()):
             if order == STEP:
+                at_work[0] = row
                 outcome = 0
                 try:
                     self._phase = "step"
@@ -100,7 +97,11 @@ class SingleRows(Rows):
                         outcome = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
                         # Before the reset: an environment may reuse its observation's memory.
                         self._write(arrays.last_observations, row, observation)
-                    elif observation.__class__ is np.ndarray and observation.shape == shape:
+                    elif (
+                        observation.__class__ is np.ndarray
+                        and observation.shape == shape
+                        and (floating or observation.dtype == dtype)
+                    ):
                         observations[row] = observation
                         continue
                     else:
@@ -109,6 +110,7 @@ class SingleRows(Rows):
                     outcomes[row] = outcome
                     if next_offer < end_of_offers:
                         outcomes[row] |= NEXT
+                        at_work[0] = self.num_rows + next_offer
                         seed = int(arrays.offer_seed[next_offer])
                         task_number = int(arrays.offer_task[next_offer])
                         next_offer += 1
@@ -117,6 +119,7 @@ class SingleRows(Rows):
                     self._fail(row, error, of_next=bool(outcomes[row] & NEXT))
                     self._abandon(row)
             elif order == START:
+                at_work[0] = row
                 try:
                     self._begin(row, int(arrays.start_seed[row]), int(arrays.start_task[row]))
                 except (Exception, SystemExit) as error:

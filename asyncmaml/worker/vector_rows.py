@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from asyncmaml.envs.rows import RowVectorEnv
 from asyncmaml.worker.protocol import NO_TASK
-from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows
+from asyncmaml.worker.rows import NEXT, START, STEP, TERMINATED, TRUNCATED, Rows, refuse_misfit
 
 _NOBODYS_TASK = NO_TASK - 1
 """Of a row whose task was refused: what it has now, nobody knows."""
@@ -61,6 +61,7 @@ class VectorRows(Rows):
             all_seeds[row] = seed
         try:
             observations, _ = self._env.reset(seed=all_seeds, options={"reset_mask": mask})
+            refuse_misfit(observations, self._arrays.observations)
             self._arrays.observations[rows] = observations[rows]
         except (Exception, SystemExit) as error:
             self._fail_all(rows, error, of_next=of_next)
@@ -81,6 +82,7 @@ class VectorRows(Rows):
         arrays = self._arrays
         self._phase = "step"
         observations, rewards, terminated, truncated, _ = self._env.step(arrays.actions)
+        refuse_misfit(observations, arrays.observations)
         if stepping.all():
             arrays.observations[:] = observations
             arrays.rewards[:] = rewards
