@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
 from fakes import CountingEnv
 from oracle import are_same, assert_same, lockstep, policy_of
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import NotFiniteError, PolicyError
-from asyncmaml.sampling.intraop import one_intraop_thread
+from asyncmaml.sampling.intraop import one_intraop_thread, padded
+from asyncmaml.sampling.stacking import _stack_of_matrices
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 NUM_SETS = 6
@@ -342,3 +344,30 @@ async def test_few_rows_of_several_sets_that_come_and_go_are_as_if_alone() -> No
     for _ in range(8):  # each compares anew, in other company
         async with AsyncSampler(DrawnEnv, num_workers=0, envs_per_worker=5, seed=0) as sampler:
             assert all(await asyncio.gather(*map(sample, range(len(calls)))))
+
+
+def test_set_of_rows_in_a_stack_is_bitwise_what_whole_blocks_give_it_alone() -> None:
+    """What the padding of stacked sets rests on; a sweep on the machine at hand."""
+    chance = random.Random(0)
+    widths = [2, 3, 5, 8, 10, 17, 33, 64, 100, 128, 256]
+    with one_intraop_thread() as block, torch.inference_mode():
+        for _ in range(300):
+            inputs, outputs = chance.choice(widths), chance.choice(widths)
+            rows = chance.randrange(block, 4 * block)
+            size = rows + -rows % 4
+            if size * inputs * outputs < 400:
+                continue
+            weights = [torch.randn(outputs, inputs) for _ in range(5)]
+            biases = [torch.randn(outputs) for _ in range(5)]
+            observations = torch.zeros(5, size, inputs)
+            observations[:, :rows] = torch.randn(5, rows, inputs)
+            stacked = torch.baddbmm(
+                torch.stack(biases).unsqueeze(1),
+                observations,
+                _stack_of_matrices(weights).transpose(1, 2),
+            )
+            for own, weight, bias, found in zip(
+                observations, weights, biases, stacked, strict=True
+            ):
+                alone = F.linear(padded(own[:rows], block), weight, bias)
+                assert torch.equal(found[:rows], alone[:rows]), (inputs, outputs, rows)
