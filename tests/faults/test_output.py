@@ -140,11 +140,11 @@ def test_output_does_not_mix_with_the_progress_bar(tmp_path: Path) -> None:
             async with AsyncSampler(DoingEnv, {"deed": "speak"}, num_workers=1) as sampler:
                 await sampler.sample(uniform, batch_size=3)
 
-        ours, sys.stderr = sys.stderr, Terminal()
-        terminal = sys.stderr
+        ours, terminal = (sys.stdout, sys.stderr), Terminal()
+        sys.stdout = sys.stderr = terminal
         with sampling_bar(3, lambda: Sampled("sampling", 1, 2, 3.0)):
             asyncio.run(main())
-        sys.stderr = ours
+        sys.stdout, sys.stderr = ours
         lines = terminal.getvalue().replace("\\r", "\\n").split("\\n")
         spoken = [line for line in lines if "complaint" in line or "from" in line]
         assert len(spoken) == 12, lines
