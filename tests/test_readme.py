@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from processes import ROOT
 
+from asyncmaml.cli import _parser
+
 PACKAGE = ROOT / "asyncmaml"
 README = (ROOT / "README.md").read_text()
 
@@ -71,13 +73,14 @@ def test_marked_command_installs_as_it_is_pinned(mark: str) -> None:
     )
 
 
-def test_main_command_samples_and_compares() -> None:
+def test_main_command_meta_trains() -> None:
     parts = marked_command("the main command").split(" && ")
     assert parts[1].endswith("-e '.[all]'")
-    assert any(part.startswith(".venv/bin/asyncmaml sample ") for part in parts)
-    scripts = [part.split()[1] for part in parts if part.startswith(".venv/bin/python ")]
-    assert scripts
-    assert all((ROOT / script).is_file() for script in scripts)
+    (train,) = parts[2:]
+    assert train.startswith(".venv/bin/asyncmaml train navigation-2d ")
+    arguments = train.split()[1:]
+    parsed = _parser().parse_args(arguments)
+    assert parsed.resume, "a second run of the command must not be refused"
 
 
 def test_test_command_ends_with_pytest() -> None:
