@@ -4,7 +4,6 @@ The random numbers of a run have no state (`training/draws.py`): with the config
 the number of the iteration all streams are where they were.
 """
 
-import copy
 import os
 import pickle
 import tempfile
@@ -41,8 +40,8 @@ class Checkpoint:
 
     @classmethod
     def of(cls, config: TrainConfig, learner: dict[str, Any], history: list[Row]) -> Self:
-        """Return a copy of all that, which further training does not reach."""
-        return cls(config, len(history), copy.deepcopy(learner), tuple(history))
+        """Return all that as it is now; a learner's state is a copy already."""
+        return cls(config, len(history), learner, tuple(history))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file; whoever reads it, even after a crash, finds the old one or this one."""

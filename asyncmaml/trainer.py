@@ -147,11 +147,16 @@ class _Run:
         while len(self._history) < self._config.iterations:
             row = await self._iteration(len(self._history))
             self._history.append(row)
-            self._kept = Checkpoint.of(self._config, self._learner.state_dict(), self._history)
+            # In the learner's thread, too: a parallel copy in this one would give it a team of
+            # OpenMP threads of its own, and with more of them than cores every barrier sleeps.
+            self._kept = await self._thread.run(self._checkpoint, [])
             if files is not None:
                 await self._thread.run(partial(self._write, files, row), [])
             if self._on_iteration is not None:
                 self._on_iteration(row)
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint.of(self._config, self._learner.state_dict(), self._history)
 
     def _write(self, files: ProgressFiles, row: Row) -> None:
         """Add a row, and save if it is time."""

@@ -2,14 +2,13 @@
 
     python benchmarks/learning_curves.py navigation-2d --output runs/proof
     python benchmarks/learning_curves.py bandit tabular-mdp --seeds 1 2 3 --output runs/proof
-    python benchmarks/learning_curves.py halfcheetah-dir --iterations 150 --output runs/proof
+    python benchmarks/learning_curves.py halfcheetah-dir --output runs/proof
 
 Each run is `asyncmaml train PRESET` with the changes of `PLANS`, then evaluated on 40 held-out
-tasks by the paper's protocol (Finn et al. 2017): 40 episodes after each gradient step (or as many
-as in training, if those are more), the first one with the step size of training, the others with
-half of it. Bandits and MDPs are told as a score as well: 0 is the random policy and 1 the best one
-that knows the task. A run that is in the folder already is resumed. Ends with a table, and with a
-picture of the learning curves of each family.
+tasks by the paper's protocol (Finn et al. 2017): 40 episodes after each gradient step, the first
+one with the step size of training, the others with half of it. Bandits and MDPs are told as a score
+as well: 0 is the random policy and 1 the best one that knows the task. A run that is in the folder
+already is resumed. Ends with a table, and with a picture of the learning curves of each family.
 """
 
 import argparse
@@ -46,10 +45,10 @@ class Plan:
 
 PLANS = {
     "navigation-2d": Plan(100),
-    "bandit": Plan(200, has_score=True),
-    "tabular-mdp": Plan(100, has_score=True),
+    "bandit": Plan(60, has_score=True),
+    "tabular-mdp": Plan(60, has_score=True),
     # Reduced: the full preset takes 40 tasks of 20 episodes, and 500 iterations.
-    "halfcheetah-dir": Plan(150, {"tasks_per_iteration": 10, "episodes_per_task": 10}),
+    "halfcheetah-dir": Plan(100, {"tasks_per_iteration": 10, "episodes_per_task": 10}),
 }
 
 
@@ -113,7 +112,7 @@ async def run(family: str, plan: Plan, iterations: int, seed: int, folder: Path)
     report = await asyncmaml.evaluate(
         folder,
         num_tasks=NUM_TASKS,
-        num_episodes=max(NUM_EPISODES, config.episodes_per_task),
+        num_episodes=NUM_EPISODES,
         num_updates=NUM_UPDATES,
     )
     scores = await _scores(folder) if plan.has_score else []
@@ -137,7 +136,7 @@ async def _scores(folder: Path) -> list[Estimate]:
         policy,
         config,
         NUM_TASKS,
-        num_episodes=max(NUM_EPISODES, config.episodes_per_task),
+        num_episodes=NUM_EPISODES,
         step_sizes=halving_step_sizes(config, NUM_UPDATES),
         seed=1,
     )
