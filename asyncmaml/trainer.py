@@ -64,7 +64,8 @@ async def train(
     TensorBoard (if it is installed): `iteration` from 1; `return_k`, the mean return over the
     tasks after k inner updates, and `return_sd_k`, its standard deviation over the tasks;
     `env_steps` of training so far, of all phases; what the learner reports; where the wall time
-    went (`training/spans.py`); and `evaluation_return_k` on held-out tasks where they were due.
+    went (`training/spans.py`); `sampler_*`, what the sampler's own statistics say of the sampling
+    (`Statistics.scalars()`); and `evaluation_return_k` on held-out tasks where they were due.
 
     Args:
         config: What to train; None: what the run in `output` was trained with, to resume it.
@@ -184,6 +185,7 @@ class _Run:
     async def _iteration(self, iteration: int) -> Row:
         """Run one iteration, from the drawing of its tasks to its evaluation."""
         config, clock = self._config, Clock()
+        counted = self._sampler.statistics
         tasks = self._sampler.sample_tasks(
             config.tasks_per_iteration, seed=draw_number(Purpose.TRAINING, iteration)
         )
@@ -197,6 +199,7 @@ class _Run:
             keeps_phases=True,
         )
         adapted = await self._rollouts.adapt(tasks, plan, clock)
+        counted = self._sampler.statistics - counted
         succeeded = done(adapted)
         phases = [one.phases for one in succeeded]
         report = await self._thread.run(partial(self._update, phases), clock.outer)
@@ -204,6 +207,7 @@ class _Run:
         env_steps = sum(one.env_steps for one in adapted)
         row = self._training_columns(iteration, adapted, report)
         row |= times | {"steps_per_second": env_steps / times["seconds"]}
+        row |= {f"sampler_{name}": value for name, value in counted.scalars().items()}
         row |= await self._evaluation_columns(iteration)
         row["elapsed_seconds"] = time.perf_counter() - self._began
         return row

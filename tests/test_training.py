@@ -96,7 +96,7 @@ def timeless(row: Row) -> Row:
     return {
         name: repr(value)
         for name, value in row.items()
-        if not name.endswith(("seconds", "_per_second"))
+        if not name.endswith(("seconds", "_per_second")) and not name.startswith("sampler_")
     }
 
 
@@ -184,6 +184,7 @@ async def test_tensorboard_shows_the_scalars(tmp_path: Path) -> None:
         assert event.value == pytest.approx(row["return_1"])
     tags = set(events.Tags()["scalars"])
     assert {"evaluation_return/0", "training/kl", "time/idle_seconds"} <= tags
+    assert "sampler/worker_busy_share" in tags
 
 
 @pytest.mark.parametrize("learner", LEARNERS)

@@ -166,6 +166,8 @@ def _number(text: Any) -> float | str | None:
 
 def _tag(name: str) -> str:
     """Return the name under which TensorBoard shows a column: in groups."""
+    if name.startswith("sampler_"):
+        return f"sampler/{name.removeprefix('sampler_')}"
     for group in ("evaluation_return", "return", "evaluation"):
         if name.startswith(f"{group}_") and not name.endswith("_seconds"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
