@@ -95,7 +95,9 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
                 process.kill()
             process.join()
             self.output.close()
-            process.close()
+            # Frees the sentinel. Not `process.close()`: at the end of the interpreter
+            # multiprocessing joins its children, and may be about to join this one.
+            process._popen.close()
         self.let_go()
 
     def let_go(self) -> None:
