@@ -6,7 +6,7 @@ the number of the iteration all streams are where they were.
 
 import os
 import pickle
-import tempfile
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +88,12 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     is empty or half written.
     """
     path = Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
+    # Not mkstemp: its file is its owner's alone, and what mode others are to get nobody can ask.
+    name = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        write(Path(name))
+        write(name)
         _sync(name)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's file is its owner's alone
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
@@ -107,10 +107,3 @@ def _sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    """Return the process's umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

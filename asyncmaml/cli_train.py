@@ -95,7 +95,8 @@ def _run(parsed: argparse.Namespace) -> None:
         received = asyncio.run(_train(config, parsed, progress))
         if received is not None:
             go_on = f"asyncmaml train --output {parsed.output} --resume"
-            print(f"the run is kept; `{go_on}` goes on with it", file=sys.stderr)
+            if (parsed.output / "config.json").is_file():  # else it had not begun
+                print(f"the run is kept; `{go_on}` goes on with it", file=sys.stderr)
             raise Interrupted(received)
         if parsed.no_evaluation:
             return

@@ -37,7 +37,8 @@ def iteration_lines(row: Mapping[str, Any], num_updates: int) -> list[str]:
         "".join(f"{_cell(cells.get(name), digits):>{width}}" for name, _, width, digits in _COLUMNS)
     ]
     if row["reason"]:
-        lines.append(f"      the policy stays as it was: {row['reason']}")
+        what = "" if row["accepted"] else "the policy stays as it was: "
+        lines.append(f"      {what}{row['reason']}")
     if row["skipped_tasks"]:
         lines.append(f"      {row['skipped_tasks']:.0f} tasks were skipped")
     if row["evaluation_return_0"] is not None:

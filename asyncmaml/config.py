@@ -122,7 +122,7 @@ class TrainConfig:
     )
 
     outer_step_size: float = _option(
-        0.1, "reptile", Real(0, above=True), "towards the mean of the adapted parameters"
+        0.1, "reptile", Real(0, 1, above=True), "towards the mean of the adapted parameters"
     )
 
     iterations: int = _option(500, "run", Whole(1), "after which the training ends")
@@ -139,7 +139,10 @@ class TrainConfig:
         None, "run", OrNone(Whole(1)), "environments of each; none: the sampler's default"
     )
     step_timeout: float = _option(
-        60.0, "run", Real(0, above=True), "seconds that a worker may take for one command"
+        60.0,
+        "run",
+        Real(0, above=True),
+        "seconds that one step of an environment may take in a worker",
     )
     device: str = _option(
         "cpu", "run", Text("DEVICE", "a torch device"), "where policy and learner run"

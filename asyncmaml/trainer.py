@@ -141,8 +141,10 @@ class _Run:
             await self._iterations(files)
         finally:
             # Synchronous to the end: cleanup without an await cannot be cancelled.
-            files.close(self._kept.history)
-            self._save(self._folder)
+            try:
+                self._save(self._folder)
+            finally:
+                files.close(self._kept.history)
 
     async def _iterations(self, files: ProgressFiles | None) -> None:
         while len(self._history) < self._config.iterations:
@@ -207,7 +209,9 @@ class _Run:
         env_steps = sum(one.env_steps for one in adapted)
         row = self._training_columns(iteration, adapted, report)
         row |= times | {"steps_per_second": env_steps / times["seconds"]}
-        row |= {f"sampler_{name}": value for name, value in counted.scalars().items()}
+        # Nothing is in flight or queued by now: those two would say 0 for ever.
+        gauges = ("requests_in_flight", "episodes_queued")
+        row |= {f"sampler_{name}": v for name, v in counted.scalars().items() if name not in gauges}
         row |= await self._evaluation_columns(iteration)
         row["elapsed_seconds"] = time.perf_counter() - self._began
         return row

@@ -256,6 +256,7 @@ def test_line_of_an_iteration_tells_what_is_unusual_in_80_columns() -> None:
         "adaptation_seconds": 0.0,
         "outer_seconds": 1000.0,
         "idle_seconds": 34.25,
+        "accepted": 0.0,
         "reason": "the gradient is 0",
         "skipped_tasks": 3.0,
         "evaluation_return_0": None,
@@ -266,6 +267,8 @@ def test_line_of_an_iteration_tells_what_is_unusual_in_80_columns() -> None:
         "      the policy stays as it was: the gradient is 0",
         "      3 tasks were skipped",
     ]
+    row |= {"accepted": 1.0, "reason": "1 of 20 tasks left out"}
+    assert "      1 of 20 tasks left out" in iteration_lines(row, 2)
 
 
 def test_training_ends_with_a_table_and_pictures(

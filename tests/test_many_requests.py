@@ -3,13 +3,21 @@
 import asyncio
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 from fakes import CountingEnv, WaitingEnv
 from oracle import assert_same, counting_policy, lockstep, policy_of, uniform
 from processes import until, waiting_gates
 
 from asyncmaml import AsyncSampler, BatchEpisodes
+from asyncmaml.sampling.dealing import Dealer
+from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.requests import Request, Terms
+from asyncmaml.sampling.streams import Seeds
+from asyncmaml.sampling.transitions import NOBODY
 
 
 async def test_earlier_calls_are_done_before_later_ones() -> None:
@@ -92,3 +100,33 @@ async def test_forty_learners_get_what_each_would_get_alone() -> None:
     for left, right in zip(together, alone, strict=True):
         assert_same(left, right)
     assert not torch.equal(alone[0].actions, alone[1].actions)
+
+
+def test_lost_offer_of_a_cancelled_call_is_not_charged_to_who_got_its_slot() -> None:
+    """A worker dies over an offer whose call is gone, and whose slot is another call's by now."""
+    table = RowTable(1)
+    lane = Lane(0, 0, 0, 1, table)
+    names = ("offers", "offer_seed", "offer_task", "at_work")
+    arrays = SimpleNamespace(**{name: np.zeros(2, np.int64) for name in names})
+    link: Any = SimpleNamespace(arrays=[arrays])
+    lane.link = link
+    dealer = Dealer([lane])
+
+    def call() -> Request:
+        policy: Any = SimpleNamespace(plan=None)
+        terms = Terms(4, 0.9, "cpu", 4, "raise")
+        request = Request(policy, Seeds(1).next_request(None), None, terms, lambda _: None)
+        request.slot = 0
+        dealer.add(request)
+        return request
+
+    cancelled = call()
+    lane.offer([(cancelled, cancelled.take(1))])
+    arrays.at_work[0] = lane.num_rows  # at the reset of the first offer
+    assert lane.take_from_the_worker() == {(0, 0)}
+    lane.withdraw()
+    lane.offer([(cancelled, range(1))])
+    cancelled.is_done = True
+    dealer.remove(cancelled)
+    assert call().slot == 0
+    assert {slot for slot, _ in lane.take_from_the_worker()} == {NOBODY}

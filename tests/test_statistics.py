@@ -145,6 +145,21 @@ def test_scalars_are_numbers_by_name() -> None:
     assert all(value == 0 for value in Statistics().scalars().values())
 
 
+async def test_wait_before_a_call_is_not_the_calls() -> None:
+    async with AsyncSampler(CountingEnv, num_workers=0) as sampler:
+        await sampler.sample(counting_policy, batch_size=1)
+        opened = sampler.statistics
+        # Long beside what a call takes: the wait must not be counted when the next tick begins.
+        await until(lambda: sampler.statistics.wall_seconds > opened.wall_seconds + 0.5)
+        before = sampler.statistics
+        episodes = await sampler.sample(counting_policy, batch_size=1)
+        passed = sampler.statistics - before
+    assert passed.waiting_seconds <= passed.wall_seconds
+    assert (before - opened).waiting_seconds > 0.4
+    assert episodes.record is not None
+    assert episodes.record.statistics.scalars()["waiting_share"] <= 1.0
+
+
 # --- a request's
 
 
@@ -265,6 +280,15 @@ async def test_trace_that_cannot_be_written_is_told_at_the_start(tmp_path: Path)
     sampler = AsyncSampler(CountingEnv, num_workers=0, trace=tmp_path / "none" / "trace.json")
     with pytest.raises(ConfigurationError, match="No such file"):
         await sampler.start()
+
+
+async def test_full_disk_ends_the_trace_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncSampler(
+        CountingEnv, num_workers=0, envs_per_worker=1, trace="/dev/full"
+    ) as sampler:
+        episodes = await sampler.sample(uniform, batch_size=150)
+        assert episodes.batch_size == 150
+    assert "the trace /dev/full ends here: [Errno 28]" in caplog.text
 
 
 async def test_span_without_a_trace_does_nothing() -> None:

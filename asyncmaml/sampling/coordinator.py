@@ -232,7 +232,10 @@ class Coordinator:
     def statistics(self) -> Statistics:
         """Return all counts and times so far; for any thread, since it changes nothing."""
         now = self.counted.copy()
-        now.wall_seconds = (self._released_at or time.perf_counter()) - self._opened_at
+        until = self._released_at or time.perf_counter()
+        if not self._is_in_tick:  # the wait that is under way
+            now.waiting_seconds += max(0.0, until - self._busy_until)
+        now.wall_seconds = until - self._opened_at
         now.requests_in_flight = len(self._requests)
         now.episodes_queued = self._dealer.num_waiting
         now.worker_seconds = list(self._lost_seconds)
@@ -277,6 +280,8 @@ class Coordinator:
 
     def _work(self) -> None:
         began = time.perf_counter()
+        self.counted.waiting_seconds += began - self._busy_until
+        self._busy_until = began
         replies, self._replies = self._replies, []
         for lane, failures in replies:
             self._collect(lane, failures)
@@ -304,7 +309,6 @@ class Coordinator:
         """Count a tick: when it began, had recorded, gathered, drawn actions, and ended."""
         began, recorded, gathered, acted, ended = marks
         counted = self.counted
-        counted.waiting_seconds += began - self._busy_until
         counted.record_seconds += recorded - began
         counted.gather_seconds += gathered - recorded
         counted.forward_seconds += acted - gathered

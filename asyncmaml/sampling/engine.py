@@ -148,9 +148,11 @@ class Engine:
             if not self.opened.done():
                 self.opened.set_exception(error)
         finally:
-            if self._trace is not None:
-                self._trace.close()
-            self.closed.set_result(None)
+            try:
+                if self._trace is not None:
+                    self._trace.close()
+            finally:
+                self.closed.set_result(None)
 
     async def _main(self, row_block: int) -> None:
         stop = asyncio.Event()

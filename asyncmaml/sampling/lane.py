@@ -254,7 +254,9 @@ class Lane:
             if offer < len(ids):
                 self.offers[index] = request, ids[offer + 1 :]
                 self.offers.insert(index, (request, ids[:offer]))
-                return {(request.slot, ids[offer])}
+                # Who is done has given its slot away; the culprit is known all the same.
+                slot = NOBODY if request.is_done else request.slot
+                return {(slot, ids[offer])}
             offer -= len(ids)
         return set()
 

@@ -31,7 +31,7 @@ class Statistics:
     restarts: int = 0
     """Workers that were lost and replaced."""
     waiting_seconds: float = 0.0
-    """The sampler thread had nothing to do."""
+    """The sampler thread waited for replies; without workers it stepped environments meanwhile."""
     record_seconds: float = 0.0
     """Taking replies: rewards into the log, ends of episodes, results to who awaits them."""
     gather_seconds: float = 0.0
@@ -135,11 +135,11 @@ class SamplingRecord:
     """How a request came about: `episodes.record`."""
 
     queued_seconds: float
-    """From the call until a row was given its first episode."""
+    """From the call until a row was given, or offered, its first episode."""
     seconds: float
     """From the call until its last episode was in."""
     before: Statistics
-    """The sampler's at the call."""
+    """The sampler's when it took up the call."""
     after: Statistics
     """The sampler's when the last episode was in."""
     num_dropped: int = 0

@@ -10,16 +10,18 @@ https://chromium.googlesource.com/catapult/+/HEAD/tracing/README.md.
 """
 
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from asyncmaml.errors import ConfigurationError
 
+_LOG = logging.getLogger("asyncmaml")
 _SAMPLER_LANE = 1
 _FIRST_WORKER_LANE = 10
 _FIRST_THREAD_LANE = 100_000  # behind any number of workers
@@ -101,9 +103,9 @@ class Trace:
     def close(self) -> None:
         """Write what is left. Idempotent; what is entered later is dropped."""
         with self._lock:
-            if not self._file.closed:
-                self._flush()
-                self._file.write("\n]\n" if not self._is_first else "[]\n")
+            self._flush()
+            self._write("[]\n" if self._is_first else "\n]\n")
+            with suppress(OSError):
                 self._file.close()
 
     def _name_lane(self, lane: int, name: str) -> None:
@@ -124,14 +126,26 @@ class Trace:
     def _put(self, **event: Any) -> None:
         line = json.dumps({"pid": self._process, **event})
         with self._lock:
+            if self._file.closed:
+                return
             self._events.append(line)
-            if len(self._events) >= _EVENTS_AT_ONCE and not self._file.closed:
+            if len(self._events) >= _EVENTS_AT_ONCE:
                 self._flush()
 
     def _flush(self) -> None:
         if self._events:
-            self._file.write("[\n" if self._is_first else ",\n")
+            begin = "[\n" if self._is_first else ",\n"
             self._is_first = False
-            self._file.write(",\n".join(self._events))
+            self._write(begin + ",\n".join(self._events))
             self._events.clear()
+
+    def _write(self, text: str) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.write(text)
             self._file.flush()
+        except OSError as error:  # a trace is no reason to lose what is sampled
+            _LOG.warning("the trace %s ends here: %s", self._file.name, error)
+            with suppress(OSError):
+                self._file.close()
