@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fakes import CountingEnv, WaitingEnv
 from oracle import assert_same, counting_policy, lockstep, policy_of, uniform
@@ -130,3 +131,20 @@ def test_lost_offer_of_a_cancelled_call_is_not_charged_to_who_got_its_slot() -> 
     dealer.remove(cancelled)
     assert call().slot == 0
     assert {slot for slot, _ in lane.take_from_the_worker()} == {NOBODY}
+
+
+async def test_reply_that_no_tick_has_taken_when_the_sampler_closes_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with AsyncSampler(CountingEnv, num_workers=0) as sampler:
+        await sampler.sample(uniform, batch_size=1)
+        engine: Any = sampler._engine
+        coordinator = engine._coordinator
+
+        def release_with_a_tick_due() -> None:
+            coordinator._replies.append((coordinator.lanes[0], []))
+            coordinator.release_lanes()
+            coordinator._tick()
+
+        engine._call(release_with_a_tick_due)
+    assert "Exception" not in caplog.text

@@ -254,6 +254,8 @@ class Coordinator:
         last = self.statistics()
         self._released_at = self._opened_at + last.wall_seconds
         self._lost_seconds = last.worker_seconds
+        # A tick may be due still: of lanes that are gone it finds nothing to collect.
+        self._replies.clear()
         for lane in self.lanes:
             lane.link = None
 
