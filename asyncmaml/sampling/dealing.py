@@ -5,10 +5,12 @@ episode may end in the steps to come, so that they can go on in the same step. P
 sampler thread.
 """
 
+import time
+from collections import deque
 from collections.abc import Iterable
 
 from asyncmaml.sampling.lane import Lane
-from asyncmaml.sampling.requests import EpisodeQueue, Request
+from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.task_numbers import TaskNumbers
 
 
@@ -94,3 +96,53 @@ class Dealer:
         for request, ids in work:
             for batch_id, seed in zip(ids, request.seeds(ids).tolist(), strict=True):
                 lane.start(next(idle), request, batch_id, seed)
+
+
+class EpisodeQueue:
+    """The episodes that no row has, of all requests: first come, first served.
+
+    A request that came earlier is handed out whole before a later one, and a row never waits
+    while any request has an episode left.
+    """
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+        self._num_unassigned = 0
+
+    def __len__(self) -> int:
+        return self._num_unassigned
+
+    def add(self, request: Request) -> None:
+        """Append a request that has episodes left."""
+        self._requests.append(request)
+        self._num_unassigned += request.num_unassigned
+
+    def remove(self, request: Request) -> None:
+        """Drop a request, if it is queued."""
+        if request in self._requests:
+            self._requests.remove(request)
+            self._num_unassigned -= request.num_unassigned
+
+    def take(self, count: int) -> list[tuple[Request, range]]:
+        """Hand out up to `count` episodes."""
+        taken: list[tuple[Request, range]] = []
+        while count and self._requests:
+            request = self._requests[0]
+            if request.begun_at is None:
+                request.begun_at = time.perf_counter()
+            ids = request.take(count)
+            taken.append((request, ids))
+            count -= len(ids)
+            self._num_unassigned -= len(ids)
+            if not request.num_unassigned:
+                self._requests.popleft()
+        return taken
+
+    def give_back(self, request: Request, ids: range) -> None:
+        """Take episodes back; their request keeps its place at the head."""
+        if not ids:
+            return
+        if request not in self._requests:
+            self._requests.appendleft(request)
+        request.give_back(ids)
+        self._num_unassigned += len(ids)

@@ -1,9 +1,8 @@
-"""Requests and the queue of their episodes. Plain state: no input or output, no await."""
+"""Requests: what a call asks for, and how far it is. Plain state: no input or output, no await."""
 
 import asyncio
 import pickle
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import ConfigurationError, EpisodeError
-from asyncmaml.sampling.actions import ActionPlan
 from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.statistics import SamplingRecord, Statistics
@@ -155,11 +153,6 @@ class Request:
         return _Ends(self.terms.batch_size)
 
     @property
-    def plan(self) -> ActionPlan | None:
-        """How the policy's actions are drawn; known after its first forward."""
-        return self.policy.plan
-
-    @property
     def num_unassigned(self) -> int:
         """Episodes that no row has."""
         return self.terms.batch_size - self._next + sum(map(len, self._given_back))
@@ -287,53 +280,3 @@ class _Ends:
         self.terminated[ids] = outcomes & Outcome.TERMINATED
         self.truncated[ids] = outcomes & Outcome.TRUNCATED
         self.last[ids] = last
-
-
-class EpisodeQueue:
-    """The episodes that no row has, of all requests: first come, first served.
-
-    A request that came earlier is handed out whole before a later one, and a row never waits
-    while any request has an episode left.
-    """
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-        self._num_unassigned = 0
-
-    def __len__(self) -> int:
-        return self._num_unassigned
-
-    def add(self, request: Request) -> None:
-        """Append a request that has episodes left."""
-        self._requests.append(request)
-        self._num_unassigned += request.num_unassigned
-
-    def remove(self, request: Request) -> None:
-        """Drop a request, if it is queued."""
-        if request in self._requests:
-            self._requests.remove(request)
-            self._num_unassigned -= request.num_unassigned
-
-    def take(self, count: int) -> list[tuple[Request, range]]:
-        """Hand out up to `count` episodes."""
-        taken: list[tuple[Request, range]] = []
-        while count and self._requests:
-            request = self._requests[0]
-            if request.begun_at is None:
-                request.begun_at = time.perf_counter()
-            ids = request.take(count)
-            taken.append((request, ids))
-            count -= len(ids)
-            self._num_unassigned -= len(ids)
-            if not request.num_unassigned:
-                self._requests.popleft()
-        return taken
-
-    def give_back(self, request: Request, ids: range) -> None:
-        """Take episodes back; their request keeps its place at the head."""
-        if not ids:
-            return
-        if request not in self._requests:
-            self._requests.appendleft(request)
-        request.give_back(ids)
-        self._num_unassigned += len(ids)
