@@ -16,6 +16,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import torch
@@ -57,14 +58,7 @@ def main() -> None:
     repeats = 1 if arguments.quick else arguments.repeats
     print(f"{set_up}, {torch.get_num_threads()} threads, {repeats} repeats")
     policy = NormalMLPPolicy(2, 2)
-    for _ in range(arguments.warm_up):  # away from the start, where all advantages are noise
-        tasks, _ = asyncio.run(_sampled(policy, set_up))
-        MAMLTRPO(policy, step_sizes=(STEP_SIZE,)).update(tasks)
-    sampling: dict[str, list[float]] = {"AsyncSampler": [], "one by one": []}
-    for _ in range(repeats):
-        tasks, seconds = asyncio.run(_sampled(policy, set_up))
-        sampling["AsyncSampler"].append(seconds)
-        sampling["one by one"].append(_seconds_one_by_one(policy, set_up))
+    sampling, tasks = asyncio.run(_time_sampling(policy, set_up, repeats, arguments.warm_up))
     _show("sampling, both phases", sampling)
     outer, differences = _time_outer_steps(policy, tasks, repeats)
     _show("outer step", outer)
@@ -102,11 +96,14 @@ def _time_outer_steps(
     return seconds, differences
 
 
-async def _sampled(
-    policy: NormalMLPPolicy, set_up: SetUp
-) -> tuple[list[tuple[Phase, Phase]], float]:
-    """Return both phases of every task, and the seconds that sampling alone took."""
-    learner = MAMLTRPO(policy, step_sizes=(STEP_SIZE,))
+async def _time_sampling(
+    policy: NormalMLPPolicy, set_up: SetUp, repeats: int, warm_up: int
+) -> tuple[dict[str, list[float]], list[tuple[Phase, Phase]]]:
+    """Return the seconds of each way, and the phases sampled last.
+
+    The sampler is opened once, as in training, and so are the environments of the other way.
+    """
+    seconds: dict[str, list[float]] = {"AsyncSampler": [], "one by one": []}
     async with asyncmaml.AsyncSampler(
         ENVIRONMENT,
         env_kwargs={"action_scale": ACTION_SCALE},
@@ -115,33 +112,50 @@ async def _sampled(
         envs_per_worker=set_up.num_tasks * set_up.batch_size,
         seed=1,
     ) as sampler:
-        tasks = sampler.sample_tasks(set_up.num_tasks)
-        began = time.perf_counter()
-        pre = await asyncio.gather(
-            *(sampler.sample(policy, task=task, gamma=GAMMA) for task in tasks)
+        for _ in range(warm_up):  # away from the start, where all advantages are noise
+            phases, _ = await _sampled(sampler, policy, set_up)
+            MAMLTRPO(policy, step_sizes=(STEP_SIZE,)).update(phases)
+        envs = [
+            gymnasium.make(ENVIRONMENT, disable_env_checker=True, action_scale=ACTION_SCALE)
+            for _ in range(set_up.batch_size)
+        ]
+        for _ in range(repeats):
+            phases, ours = await _sampled(sampler, policy, set_up)
+            seconds["AsyncSampler"].append(ours)
+            seconds["one by one"].append(_seconds_one_by_one(envs, policy, set_up))
+        for env in envs:
+            env.close()
+    return seconds, phases
+
+
+async def _sampled(
+    sampler: asyncmaml.AsyncSampler, policy: NormalMLPPolicy, set_up: SetUp
+) -> tuple[list[tuple[Phase, Phase]], float]:
+    """Return both phases of every task, and the seconds that sampling alone took."""
+    learner = MAMLTRPO(policy, step_sizes=(STEP_SIZE,))
+    tasks = sampler.sample_tasks(set_up.num_tasks)
+    began = time.perf_counter()
+    pre = await asyncio.gather(*(sampler.sample(policy, task=task, gamma=GAMMA) for task in tasks))
+    seconds = time.perf_counter() - began
+    pre_phases = [learner.phase(episodes) for episodes in pre]
+    adapted = [learner.adapt(phase) for phase in pre_phases]
+    began = time.perf_counter()
+    post = await asyncio.gather(
+        *(
+            sampler.sample(policy, params, task=task, gamma=GAMMA)
+            for task, params in zip(tasks, adapted, strict=True)
         )
-        seconds = time.perf_counter() - began
-        pre_phases = [learner.phase(episodes) for episodes in pre]
-        adapted = [learner.adapt(phase) for phase in pre_phases]
-        began = time.perf_counter()
-        post = await asyncio.gather(
-            *(
-                sampler.sample(policy, params, task=task, gamma=GAMMA)
-                for task, params in zip(tasks, adapted, strict=True)
-            )
-        )
-        seconds += time.perf_counter() - began
+    )
+    seconds += time.perf_counter() - began
     post_phases = [learner.phase(episodes) for episodes in post]
     return list(zip(pre_phases, post_phases, strict=True)), seconds
 
 
 @torch.no_grad()
-def _seconds_one_by_one(policy: NormalMLPPolicy, set_up: SetUp) -> float:
+def _seconds_one_by_one(
+    envs: Sequence[gymnasium.Env[Any, Any]], policy: NormalMLPPolicy, set_up: SetUp
+) -> float:
     """Seconds for as many episodes of Python environments, all of one task in lock step."""
-    envs = [
-        gymnasium.make(ENVIRONMENT, disable_env_checker=True, action_scale=ACTION_SCALE)
-        for _ in range(set_up.batch_size)
-    ]
     began = time.perf_counter()
     for _ in range(2 * set_up.num_tasks):
         observations = [env.reset()[0] for env in envs]
@@ -149,10 +163,7 @@ def _seconds_one_by_one(policy: NormalMLPPolicy, set_up: SetUp) -> float:
             rows = torch.stack([torch.as_tensor(observation) for observation in observations])
             actions = policy(rows).sample().numpy()
             observations = [env.step(action)[0] for env, action in zip(envs, actions, strict=True)]
-    seconds = time.perf_counter() - began
-    for env in envs:
-        env.close()
-    return seconds
+    return time.perf_counter() - began
 
 
 def _show(title: str, seconds: dict[str, list[float]]) -> None:

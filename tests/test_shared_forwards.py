@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -184,6 +185,29 @@ async def test_different_parameters_of_one_policy_share_a_forward() -> None:
     stacked = [shape for shape in policy.shapes if len(shape) == 3]
     assert max(shape[0] for shape in stacked) == NUM_SETS
     assert len(stacked) > 50  # of the 100 steps that all of them are under way together
+
+
+async def test_later_parameters_of_a_policy_share_a_forward_from_their_first_step() -> None:
+    policy, is_open = CountingPolicy(), threading.Event()
+
+    def gate(observations: Tensor) -> Distribution:  # holds the tick until all requests are in
+        assert is_open.wait(timeout=30)
+        return policy.forward(observations)
+
+    async with AsyncSampler(NAVIGATION, num_workers=0, seed=1, max_episode_steps=3) as sampler:
+        for _ in range(2):  # the first time, forwards apart tell that a shared one is the same
+            is_open.clear()
+            calls = [sampler.sample(gate, batch_size=1)]
+            for number in range(NUM_SETS):
+                calls.append(sampler.sample(policy, params_of(policy, number), batch_size=2))
+            tasks = [asyncio.create_task(call) for call in calls]
+            await asyncio.sleep(0)
+            policy.shapes.clear()
+            is_open.set()
+            await asyncio.gather(*tasks)
+    of_gate = (16, 2)
+    assert [shape for shape in policy.shapes if shape != of_gate] == [(NUM_SETS, 16, 2)] * 3
+    assert policy.shapes.count(of_gate) == 3
 
 
 async def test_plain_modules_with_attributes_of_their_own_get_what_they_would_get_alone() -> None:

@@ -11,7 +11,7 @@ with what separate forwards draw, bit for bit; where that differs, the policy st
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -70,6 +70,9 @@ class Actor:
         self._verdicts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
         self._verdicts = weakref.WeakKeyDictionary()
         """Whether a policy draws the same when it is stacked, by sets and rows of each."""
+        self._plans: weakref.WeakKeyDictionary[nn.Module, ActionPlan]
+        self._plans = weakref.WeakKeyDictionary()
+        """Of the networks that say of themselves that their parameters do not change it."""
 
     def act(self, formation: Sequence[Alike], start: int, log: TransitionLog) -> Iterator[Failure]:
         """Draw the actions of a tick into the log; yield the requests that failed, and why.
@@ -93,6 +96,14 @@ class Actor:
                 for own in alike.sets:
                     for group in own.by_request():
                         yield from self._act_alone(group, start, log)
+
+    def recall(self, policy: PolicySnapshot) -> None:
+        """Tell a new snapshot what an earlier one of the same network has shown.
+
+        Without its plan it would need a first forward for itself.
+        """
+        if policy.plan is None and _has_one_plan(policy.origin):
+            policy.plan = self._plans.get(policy.origin)
 
     def forget(self, policy: PolicySnapshot) -> None:
         """Let go of what is kept for a policy that no request has any more."""
@@ -162,6 +173,8 @@ class Actor:
         plan = policy.plan
         if plan is None:
             plan = policy.plan = plan_actions(distribution, observations.shape[0], self._space)
+            if _has_one_plan(policy.origin):
+                self._plans[policy.origin] = plan
         noise = self._noise_of(plan, group, entries, log)
         return draw_actions(plan, distribution, noise, slice(0, count))
 
@@ -200,6 +213,10 @@ class Actor:
             raise NotFiniteActionError(message, index)
 
 
+def _has_one_plan(origin: object) -> TypeGuard[nn.Module]:
+    return isinstance(origin, nn.Module) and bool(getattr(origin, "accepts_stacked_params", False))
+
+
 def to_environment(space: "Space[Any]", clip_actions: bool) -> "ActionWriter":
     """Return what writes recorded actions as the environment takes them."""
     if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
@@ -224,7 +241,9 @@ class ActionWriter:
 
     def __call__(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return the actions as the environment takes them, shape `(N, *A)`."""
-        if self._low is not None:
-            clipped: NDArray[Any] = np.clip(actions, self._low, self._high)
+        if self._low is not None and self._high is not None:
+            # Half the time of np.clip, and the same numbers.
+            clipped: NDArray[Any] = np.maximum(actions, self._low)
+            np.minimum(clipped, self._high, out=clipped)
             return clipped
         return actions if self._offset is None else actions + self._offset

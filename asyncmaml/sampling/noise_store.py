@@ -65,8 +65,8 @@ class NoiseStore:
         if blocks is None:
             blocks = self._blocks[plan] = _Blocks(plan, self._num_rows)
         within = steps & blocks.last_step
-        begun = np.flatnonzero(within == 0)
-        if begun.size:
+        if not within.all():  # a test that costs less than to look for them
+            begun = np.flatnonzero(within == 0)
             of_begun = [streams(index) for index in begun.tolist()]
             blocks.draw(of_begun, rows[begun], batch_ids[begun], steps[begun])
         return blocks.at(rows, within)
@@ -81,6 +81,7 @@ class _Blocks:
         self.last_step = steps - 1  # also the mask of a step within its block
         self._shift = steps.bit_length() - 1
         self._values = np.zeros((num_rows, steps, plan.width), np.float32)
+        self._flat_values = self._values.reshape(-1, plan.width)
         self._constant = np.float32(plan.width * _HALF_LOG_TWO_PI)
         self._log_densities = np.zeros((num_rows, steps), np.float32)
 
@@ -114,5 +115,8 @@ class _Blocks:
             values[rows] = np.maximum(drawn, _LEAST_UNIFORM, out=drawn)
 
     def at(self, rows: NDArray[np.intp], within: NDArray[np.int64]) -> ActionNoise:
-        densities = self._log_densities[rows, within] if self._kind is Noise.NORMAL else None
-        return ActionNoise(self._values[rows, within], densities)
+        # One index for both: to take by two costs twice as much.
+        places = (rows << self._shift) + within
+        is_normal = self._kind is Noise.NORMAL
+        densities = self._log_densities.take(places) if is_normal else None
+        return ActionNoise(self._flat_values.take(places, axis=0), densities)

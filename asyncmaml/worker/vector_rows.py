@@ -35,7 +35,7 @@ class VectorRows(Rows):
         is_good = np.ones(len(rows), np.bool_)
         self._phase = "reset_task"
         changed = self._task_numbers[rows] != task_numbers
-        for number in np.unique(task_numbers[changed]).tolist():
+        for number in sorted(set(task_numbers[changed].tolist())):
             takers = changed & (task_numbers == number)
             mask = np.zeros(self.num_rows, np.bool_)
             mask[rows[takers]] = True
