@@ -1,6 +1,8 @@
 """The sampler in every kind of running event loop, and what it leaves of the caller's."""
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch
 import uvloop
 from fakes import CountingEnv
 from oracle import assert_same, lockstep, policy_of, uniform
@@ -15,7 +18,7 @@ from processes import run_script, until
 
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.errors import EventLoopError
-from asyncmaml.learning.policies import MLPPolicy
+from asyncmaml.learning.policies import CategoricalMLPPolicy, MLPPolicy
 
 CARTPOLE = "CartPole-v1"
 SETTINGS: dict[str, Any] = {"seed": 0, "batch_size": 30}
@@ -207,3 +210,32 @@ def test_each_thread_may_have_a_loop_and_a_sampler(
 
     for found in asyncio.run(main()):
         assert_same(found, wanted)
+
+
+def test_callers_thread_keeps_out_of_openmp_however_large_the_policy_is() -> None:
+    """A second team in the process would slow down that of the learner's thread."""
+    policy = CategoricalMLPPolicy(4, 2, (400, 400))
+    params = dict(policy.named_parameters())
+    grown: list[int] = []
+
+    def num_threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    async def main() -> None:
+        async with AsyncSampler(CARTPOLE, num_workers=0, max_episode_steps=2) as sampler:
+            await sampler.sample(lambda rows: uniform(rows), batch_size=1)
+            before = num_threads()
+            for given in (None, None, params):
+                await sampler.sample(policy, given, batch_size=1)
+            grown.append(num_threads() - before)
+
+    def in_a_thread_that_has_no_team_yet() -> None:
+        asyncio.run(main())
+        before = num_threads()
+        params["layer2.weight"].clone()
+        grown.append(num_threads() - before)
+
+    thread = threading.Thread(target=in_a_thread_that_has_no_team_yet)
+    thread.start()
+    thread.join()
+    assert grown == [0, torch.get_num_threads() - 1]  # the second shows that we would have seen it
