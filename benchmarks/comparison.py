@@ -8,7 +8,7 @@ import torch
 from contenders import Contender
 from measuring import Measurement, Spread
 from policy_cost import PolicyCost, measure_policy
-from raw_stepping import RawMeasurement, RawStepping
+from raw_stepping import RawForm, RawMeasurement, RawStepping
 from torch import nn
 from workloads import SOURCES, Source
 
@@ -67,8 +67,8 @@ class Workload:
         contenders: The first one is ours, which the limit is told for.
         baseline: Label of the contender that ratios are taken to; None: no ratios.
         targets: Promised ratios.
-        raw_rows: Forms whose raw steps are measured: 0 for single environments, R for vectorised
-            ones; empty: none, steps cost nothing.
+        raw_forms: Forms of the environment whose raw steps are measured, one of each kind for
+            which there is a contender; empty: none, steps cost nothing.
         num_raw_processes: Processes that step raw environments.
         sleeps: Whether a step's time is sleep: then CPU time says nothing.
     """
@@ -78,7 +78,7 @@ class Workload:
     contenders: list[Contender]
     baseline: str | None
     targets: list[Target]
-    raw_rows: tuple[int, ...] = (0,)
+    raw_forms: tuple[RawForm, ...] = (RawForm(),)
     num_raw_processes: int = field(default_factory=usable_cores)
     sleeps: bool = False
 
@@ -96,7 +96,7 @@ class Result:
         labels = [contender.label for contender in workload.contenders]
         self.measurements: dict[str, list[Measurement]] = {label: [] for label in labels}
         self.policy_costs: dict[str, list[PolicyCost]] = {label: [] for label in labels}
-        self.raw: dict[bool, list[RawMeasurement]] = {bool(rows): [] for rows in workload.raw_rows}
+        self.raw: dict[RawForm, list[RawMeasurement]] = {form: [] for form in workload.raw_forms}
 
     @property
     def num_repeats(self) -> int:
@@ -115,13 +115,18 @@ class Result:
         """Return the limit for a contender: its form of the environment, its rows a forward."""
         if not self.raw:
             return None
-        raw = self.raw[contender.is_vectorized][repeat]
+        raw = self.raw_of(contender.is_vectorized)[repeat]
         policy_us = self.policy_costs[contender.label][repeat].cpu_us_per_row
         if self.workload.sleeps:
             rate = self.workload.num_raw_processes / raw.wall_us * 1e6
         else:
             rate = usable_cores() / (raw.cpu_us + policy_us) * 1e6
         return Limit(raw.cpu_us, policy_us, rate)
+
+    def raw_of(self, is_vectorized: bool) -> list[RawMeasurement]:
+        """Return the raw steps of one kind; of several forms, the one with most rows."""
+        forms = [form for form in self.raw if form.is_vectorized == is_vectorized]
+        return self.raw[max(forms, key=lambda form: form.num_rows)]
 
     def cpu_share(self, contender: Contender, repeat: int) -> float:
         """Return the share of the limit that a contender reaches in CPU time."""
@@ -154,10 +159,8 @@ def run_workload(
             report(f"{workload.key}: opening {contender.label}")
             stack.enter_context(_opened(contender, policy))
         raw_stepping = {
-            bool(rows): stack.enter_context(
-                RawStepping(workload.key, workload.num_raw_processes, rows)
-            )
-            for rows in workload.raw_rows
+            form: stack.enter_context(RawStepping(workload.key, workload.num_raw_processes, form))
+            for form in workload.raw_forms
         }
         for processes in raw_stepping.values():
             processes.measure(0.0)  # warm up

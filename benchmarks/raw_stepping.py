@@ -1,8 +1,9 @@
 """Steps raw environments and nothing else: no policy, no messages. The limit of any sampler.
 
 As a script, one such process: for each number of seconds read from stdin it steps for so long
-and prints a line of JSON. `python raw_stepping.py Navigation2D 200` steps 200 rows as one
-natively vectorised environment; 0 rows mean single environments.
+and prints a line of JSON. `python raw_stepping.py Navigation2D 200 vectorized` steps 200 rows as
+one natively vectorised environment; `python raw_stepping.py HalfCheetah 32 single` steps 32 single
+ones in turn, of which each finds the caches cold.
 """
 
 import itertools
@@ -23,6 +24,20 @@ from asyncmaml.envs.making import EnvMaker
 
 _STEPS_BETWEEN_LOOKS = 16  # at the clock
 _NUM_ACTIONS = 1024  # drawn beforehand
+_VECTORIZED = "vectorized"
+
+
+@dataclass(frozen=True)
+class RawForm:
+    """What one process steps: single environments in turn, or one natively vectorised."""
+
+    num_rows: int = 1
+    is_vectorized: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """For people."""
+        return f"{self.num_rows} {'vectorised' if self.is_vectorized else 'single'}"
 
 
 @dataclass(frozen=True)
@@ -51,11 +66,12 @@ class RawStepping:
     Args:
         workload: A key of `SOURCES`.
         num_processes: As many as there are cores.
-        num_rows: Rows of the natively vectorised form in each process; 0: single environments.
+        form: What each process steps.
     """
 
-    def __init__(self, workload: str, num_processes: int, num_rows: int = 0) -> None:
-        self._command = [sys.executable, __file__, workload, str(num_rows)]
+    def __init__(self, workload: str, num_processes: int, form: "RawForm") -> None:
+        kind = _VECTORIZED if form.is_vectorized else "single"
+        self._command = [sys.executable, __file__, workload, str(form.num_rows), kind]
         self._num_processes = num_processes
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
@@ -98,21 +114,24 @@ def _end(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def single_stepper(source: Source) -> Callable[[], int]:
-    """Return a function that makes one step of one environment, and returns 1."""
-    env = source.make()
-    env.action_space.seed(0)
-    drawn: list[Any] = [env.action_space.sample() for _ in range(_NUM_ACTIONS)]
+def single_stepper(source: Source, num_envs: int) -> Callable[[], int]:
+    """Return a function that makes one step of each environment, and returns their number."""
+    envs = [source.make() for _ in range(num_envs)]
+    space = envs[0].action_space
+    space.seed(0)
+    drawn: list[Any] = [space.sample() for _ in range(_NUM_ACTIONS)]
     if isinstance(drawn[0], np.integer):
         drawn = [int(action) for action in drawn]
     actions = itertools.cycle(drawn)
-    env.reset(seed=os.getpid())
+    for row, env in enumerate(envs):
+        env.reset(seed=os.getpid() + row)
 
     def step() -> int:
-        _, _, terminated, truncated, _ = env.step(next(actions))
-        if terminated or truncated:
-            env.reset()
-        return 1
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(next(actions))
+            if terminated or truncated:
+                env.reset()
+        return num_envs
 
     return step
 
@@ -139,8 +158,8 @@ def vector_stepper(source: Source, num_rows: int) -> Callable[[], int]:
 
 def main() -> None:
     workload, num_rows = sys.argv[1], int(sys.argv[2])
-    source = SOURCES[workload]
-    step = vector_stepper(source, num_rows) if num_rows else single_stepper(source)
+    make = vector_stepper if sys.argv[3] == _VECTORIZED else single_stepper
+    step = make(SOURCES[workload], num_rows)
     for line in sys.stdin:
         steps = 0
         began, cpu_began = time.perf_counter(), time.process_time()

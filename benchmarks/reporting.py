@@ -64,9 +64,13 @@ def show(result: Result) -> None:
     print(f"  other processes took {others.median:.1f} cores meanwhile")
     if not result.raw:
         _print_ticks(result, workload.contenders[0])
-    for is_vectorized in result.raw:
-        forms = (c for c in workload.contenders if c.is_vectorized == is_vectorized)
-        print(_limit_in_words(result, next(forms)))
+    for is_vectorized in dict.fromkeys(form.is_vectorized for form in result.raw):
+        alike = (c for c in workload.contenders if c.is_vectorized == is_vectorized)
+        print(_limit_in_words(result, next(alike)))
+    if len(result.raw) > 1:
+        for form, repeats in result.raw.items():
+            cost = in_words(Spread.of(raw.cpu_us for raw in repeats), "{:.2f}")
+            print(f"  {form.in_words} in each process: a raw step takes {cost} us CPU")
 
 
 def _row(result: Result, contender: Contender) -> list[str]:
@@ -108,7 +112,7 @@ def _limit_in_words(result: Result, contender: Contender) -> str:
     share = in_words(result.over_repeats(lambda r: result.rate_share(contender, r)))
     if result.workload.sleeps:
         count = result.workload.num_raw_processes
-        steps = Spread.of(raw.wall_us for raw in result.raw[False]).median / 1000
+        steps = Spread.of(raw.wall_us for raw in result.raw_of(False)).median / 1000
         return (
             f"  limit: {count} workers that never wait, {steps:.2f} ms a step = "
             f"{short(rate)}/s; {contender.label} reaches {share} of it"
@@ -219,7 +223,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "baseline": workload.baseline,
         "contenders": {c.label: _contender_as_json(result, c) for c in workload.contenders},
         "raw": {
-            "vectorised" if form else "single": [dataclasses.asdict(raw) for raw in repeats]
+            form.in_words: [dataclasses.asdict(raw) for raw in repeats]
             for form, repeats in result.raw.items()
         },
         "targets": [
