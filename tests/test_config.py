@@ -82,9 +82,9 @@ def test_every_default_is_of_its_kind(option: config.Option) -> None:
         ("env_kwargs", [1], "a mapping of keywords"),
         ("env_kwargs", {1: 2}, "a mapping of keywords"),
         ("max_episode_steps", 0, "a whole number of at least 1, or none"),
-        ("gamma", 1.1, "a number of at least 0 and at most 1"),
-        ("gamma", math.nan, "a number of at least 0"),
-        ("gamma", "0.9", "a number of at least 0"),
+        ("gamma", 1.1, "a number between 0 and 1"),
+        ("gamma", math.nan, "a number between 0 and 1"),
+        ("gamma", "0.9", "a number between 0 and 1"),
         ("hidden_sizes", (64, 0), "sizes of layers"),
         ("hidden_sizes", "64", "sizes of layers"),
         ("step_sizes", (), "one number above 0 for each update"),
@@ -97,7 +97,7 @@ def test_every_default_is_of_its_kind(option: config.Option) -> None:
         ("iterations", True, "a whole number of at least 1"),
         ("seed", -1, "a whole number of at least 0"),
         ("on_task_error", "ignore", "one of raise, skip"),
-        ("max_pre_kl", 0, "a number above 0, or none"),
+        ("max_pre_kl", 0, "a finite number above 0, or none"),
     ],
 )
 def test_value_out_of_range_is_told_with_what_was_wanted(

@@ -24,10 +24,12 @@ from asyncmaml.envs.registrations import (
 )
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
 from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
+from asyncmaml.option_kinds import OrNone, Whole
 
 __all__ = ["EnvMaker", "quiet_mujoco", "register_all", "registered_by_user"]
 
 AnyEnv = gymnasium.Env[Any, Any]
+_TIME_LIMIT = OrNone(Whole(1), "the environment's own time limit")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class EnvMaker:
             ConfigurationError: `env_kwargs` or `max_episode_steps` is out of its range.
         """
         kwargs = _checked_kwargs(env_kwargs)
-        limit = _checked_limit(max_episode_steps)
+        limit = _TIME_LIMIT.check("max_episode_steps", max_episode_steps)
         if isinstance(env, str):
             env = find_spec(env)
         if isinstance(env, EnvSpec):
@@ -181,19 +183,5 @@ def _checked_kwargs(env_kwargs: object) -> dict[str, Any]:
     message = (
         f"env_kwargs is {env_kwargs!r}; pass a dict of the environment's keywords, such as "
         "{'render_mode': 'rgb_array'}, or None"
-    )
-    raise ConfigurationError(message)
-
-
-def _checked_limit(max_episode_steps: object) -> int | None:
-    if max_episode_steps is None:
-        return None
-    if hasattr(max_episode_steps, "__index__") and not isinstance(max_episode_steps, bool):
-        limit = int(cast(int, max_episode_steps))  # TimeLimit refuses numpy's integers
-        if limit >= 1:
-            return limit
-    message = (
-        f"max_episode_steps is {max_episode_steps!r}; pass a whole number of at least 1, or None "
-        "for the environment's own time limit"
     )
     raise ConfigurationError(message)
