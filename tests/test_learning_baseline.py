@@ -171,5 +171,5 @@ def test_what_is_not_finite_is_refused_by_name(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_regularization_is_a_positive_number(bad: float) -> None:
-    with pytest.raises(ConfigurationError, match="regularization must be above 0"):
+    with pytest.raises(ConfigurationError, match=r"regularization is .*; wanted .* above 0"):
         LinearFeatureBaseline(bad)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from asyncmaml.episodes import BatchEpisodes
-from asyncmaml.errors import ConfigurationError, LearningError
+from asyncmaml.errors import LearningError
+from asyncmaml.option_kinds import Real
 
 LARGEST_OBSERVATION = 10.0  # rllab clips here before it squares
 STEPS_PER_UNIT = 100.0  # of the time features; rllab
@@ -32,10 +33,8 @@ class LinearFeatureBaseline:
     """
 
     def __init__(self, regularization: float = 1e-5) -> None:
-        if not 0 < regularization < float("inf"):
-            message = f"regularization must be above 0 and finite, got {regularization}"
-            raise ConfigurationError(message)
-        self.regularization = float(regularization)
+        kind = Real(0, above=True)
+        self.regularization: float = kind.check("regularization", regularization)
 
     def values(self, episodes: BatchEpisodes) -> Tensor:
         """Fit on the returns of `episodes` and return the predictions, `(T, B)`, float64.
