@@ -216,7 +216,11 @@ class TrainConfig:
             ConfigurationError: The file holds no configuration.
             MissingExtraError: YAML needs PyYAML, which is not installed.
         """
-        text = Path(path).read_text()
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            message = f"{path} holds no configuration: it is no text, {error}"
+            raise ConfigurationError(message) from error
         if Path(path).suffix.lower() in (".yaml", ".yml"):
             from asyncmaml.yaml_config import fields_of_yaml
 
@@ -250,7 +254,12 @@ class TrainConfig:
         if not isinstance(fields, Mapping):
             message = f"{where} holds no configuration: wanted a mapping, found {fields!r}"
             raise ConfigurationError(message)
-        return cls(**_known(fields, where))
+        known = _known(fields, where)
+        for option in options():
+            if option.name in known:
+                name = f"{option.name} of {where}"
+                known[option.name] = option.kind.check(name, known[option.name])
+        return cls(**known)
 
     def replace(self, **changes: Any) -> Self:
         """Return this configuration with some fields changed.
