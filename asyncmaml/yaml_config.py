@@ -139,8 +139,8 @@ def _read(text: str, where: str) -> dict[Any, Any]:
     try:
         import yaml
     except ImportError as error:
-        message = f"{where} is YAML, which needs PyYAML; run pip install 'asyncmaml[cli]'"
-        raise MissingExtraError(message) from error
+        who = f"reading {where}"
+        raise MissingExtraError.naming(who, "PyYAML", "asyncmaml[cli]") from error
     try:
         content = yaml.load(text, _loader(yaml, where))
     except ConfigurationError:

@@ -293,7 +293,7 @@ def test_training_without_matplotlib_ends_with_the_table(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = tmp_path / "run"
     assert main(["train", "navigation-2d", "--output", str(folder), "--quiet", *TINY]) == 0
-    assert "no pictures: pictures need matplotlib" in capsys.readouterr().out
+    assert "no pictures: drawing needs matplotlib" in capsys.readouterr().out
 
 
 # ---- signals ----

@@ -10,8 +10,7 @@ have measured, returns are not comparable; `frame_skip=1` comes nearest.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Self
 
 import gymnasium
@@ -20,7 +19,7 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
 from asyncmaml.envs.mujoco_log import quiet_mujoco
-from asyncmaml.errors import ConfigurationError, MissingExtraError
+from asyncmaml.errors import ConfigurationError
 
 FloatArray = NDArray[np.float64]
 Task = Mapping[str, ArrayLike]
@@ -29,23 +28,6 @@ _REPLACED = {
     "exclude_current_positions_from_observation": "the position never is in the observation",
     "forward_reward_weight": "the task's reward takes the forward reward's place",
 }
-
-
-@contextmanager
-def mujoco_required() -> Iterator[None]:
-    """Say which extra brings MuJoCo, around an import of Gymnasium's environments.
-
-    Raises:
-        MissingExtraError: MuJoCo is not installed.
-    """
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        message = (
-            "the HalfCheetah and Ant families need MuJoCo, which is not installed; run "
-            "pip install 'asyncmaml[mujoco]'"
-        )
-        raise MissingExtraError(message) from error
 
 
 class TaskKind(ABC):

@@ -6,8 +6,7 @@ the user's registrations nor the user's modules to have been imported before.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -15,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
+from asyncmaml.envs.mujoco_extra import mujoco_required
 from asyncmaml.envs.mujoco_log import quiet_mujoco
 from asyncmaml.envs.registrations import (
     find_spec,
@@ -23,7 +23,7 @@ from asyncmaml.envs.registrations import (
     with_objects_of_main,
 )
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
-from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
+from asyncmaml.errors import ConfigurationError, UnknownEnvironmentError
 from asyncmaml.option_kinds import OrNone, Whole
 
 __all__ = ["EnvMaker", "quiet_mujoco", "register_all", "registered_by_user"]
@@ -108,7 +108,7 @@ class EnvMaker:
             ConfigurationError: The callable returned something else.
             MissingExtraError: It needs MuJoCo, which is not installed.
         """
-        with quiet_mujoco(), _extra_named(self.name):
+        with quiet_mujoco(), mujoco_required(self.name):
             if isinstance(self.source, EnvSpec):
                 return gymnasium.make(self.source)
             env = self.source(**self.env_kwargs)
@@ -159,20 +159,6 @@ class EnvMaker:
         if isinstance(creator, str):
             creator = load_env_creator(creator)
         return cast(Callable[..., object], creator) if steps_by_row(creator) else None
-
-
-@contextmanager
-def _extra_named(name: str) -> Iterator[None]:
-    """Say which extra of ours brings a package that is missing."""
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        if "mujoco" not in str(error).lower():
-            raise
-        message = (
-            f"{name} needs MuJoCo, which is not installed; run pip install 'asyncmaml[mujoco]'"
-        )
-        raise MissingExtraError(message) from error
 
 
 def _checked_kwargs(env_kwargs: object) -> dict[str, Any]:
