@@ -21,8 +21,9 @@ _FIELDS = {
     "ls-max-steps": "line_search_steps",
     "ls-backtrack-ratio": "line_search_ratio",
 }
+_NAVIGATION = "asyncmaml/Navigation2D-v0"
 _ENVIRONMENTS = {
-    "2DNavigation": "asyncmaml/Navigation2D-v0",
+    "2DNavigation": _NAVIGATION,
     "TabularMDP": "asyncmaml/TabularMDP-v0",
     "HalfCheetahDir": "asyncmaml/HalfCheetahDir-v0",
     "HalfCheetahVel": "asyncmaml/HalfCheetahVel-v0",
@@ -52,17 +53,18 @@ def fields_of_yaml(text: str, where: str) -> dict[str, Any]:
         MissingExtraError: PyYAML is not installed.
     """
     content = _read(text, where)
-    fields, keywords = _Settings(where), _Settings(where)
+    fields, keywords, keywords_key = _Settings(where), _Settings(where), ""
     for key, value in content.items():
         name = str(key)
         if name in ("env-kwargs", "env_kwargs"):
             fields.set("env_kwargs", name, {} if value is None else value)
-            _set_keywords(fields, keywords, name)
+            keywords_key = name
         elif name == "env-name":
             _set_environment(fields, keywords, value)
         elif name not in _STEPS:
             fields.set(_FIELDS.get(name, name.replace("-", "_")), name, value)
     _set_steps(fields, content)
+    _set_keywords(fields, keywords, keywords_key)
     if keywords.values:
         fields.values["env_kwargs"] = keywords.values
     return fields.values
@@ -112,16 +114,17 @@ def _set_environment(fields: _Settings, keywords: _Settings, value: Any) -> None
 
 
 def _set_keywords(fields: _Settings, keywords: _Settings, key: str) -> None:
-    """Set each of the environment's keywords; theirs may hold the time limit."""
-    for name, value in fields.values["env_kwargs"].items():
+    """Set each keyword that stands below `key`; theirs may hold the time limit."""
+    # The action_scale of Navigation2D is no bound of the actions but a factor.
+    bounds_actions = fields.values.get("env_id", _NAVIGATION) != _NAVIGATION
+    for name, value in fields.values.pop("env_kwargs", {}).items():
         source = f"{name} in {key}"
         if key == "env-kwargs" and name == "max_episode_steps":
             fields.set(name, source, value)
-        elif key == "env-kwargs" and name == "normalization_scale":
+        elif key == "env-kwargs" and name == "normalization_scale" and bounds_actions:
             keywords.set("action_scale", source, value)
         else:
             keywords.set(name, source, value)
-    fields.values["env_kwargs"] = {}
 
 
 def _set_steps(fields: _Settings, content: Mapping[Any, Any]) -> None:

@@ -262,7 +262,7 @@ def test_their_steps_become_a_rate_for_each_update(tmp_path: Path) -> None:
             "by max-episode-steps and by max_episode_steps in env-kwargs",
         ),
         (
-            "env-kwargs: {action_scale: 1, normalization_scale: 10}",
+            "env-kwargs: {action_scale: 1, normalization_scale: 10}\nenv-name: AntDir-v2",
             "action_scale twice, by action_scale in env-kwargs and by normalization_scale in",
         ),
         ("env-name: Bandit-K5-v0\nenv-kwargs: {k: 7}", "k twice, by env-name and by k in env-kw"),
@@ -325,6 +325,17 @@ def test_time_limit_of_another_type_is_told_with_its_place(tmp_path: Path) -> No
 
 def test_empty_keywords_are_none(tmp_path: Path) -> None:
     assert of_yaml(tmp_path, "env-kwargs:\n").env_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [("AntPos-v1", "action_scale"), ("2DNavigation-v0", "normalization_scale")],
+)
+def test_their_bound_of_actions_does_not_become_the_factor_of_the_navigation(
+    name: str, keyword: str, tmp_path: Path
+) -> None:
+    made = of_yaml(tmp_path, f"env-kwargs: {{normalization_scale: 10}}\nenv-name: {name}\n")
+    assert made.env_kwargs == {keyword: 10}
 
 
 def test_keywords_of_ours_are_not_theirs(tmp_path: Path) -> None:

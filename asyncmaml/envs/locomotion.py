@@ -161,10 +161,11 @@ class TaskLocomotion(gymnasium.Env[FloatArray, NDArray[np.float32]]):
 
     Args:
         kind: The tasks.
-        action_scale: Actions lie in ±`action_scale`, s. Beyond it they are clipped, and ±s is
-            mapped to the actuators' range: NormalizedActionWrapper of the source. With 10, the
-            sources' presets, a policy whose standard deviation is 1 uses a tenth of the range.
-            Navigation2D's `action_scale` goes the other way: it multiplies the action.
+        action_scale: A bound: actions lie in ±`action_scale`, s. Beyond it they are clipped, and
+            ±s is mapped to the actuators' range: NormalizedActionWrapper of the source. With 10,
+            the sources' presets, a policy whose standard deviation is 1 uses a tenth of the range.
+            The `action_scale` of Navigation2D is no bound but a factor of the action: a larger one
+            makes longer steps there, and gentler ones here.
         frame_skip: Physics steps of 0.01 s in one step.
         task: The first task; None: the kind's default.
         **mujoco: For Gymnasium's environment.

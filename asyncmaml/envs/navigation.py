@@ -71,8 +71,9 @@ class Navigation2DEnv(gymnasium.Env[FloatArray, FloatArray]):
     Args:
         low: Least coordinate of a sampled goal.
         high: Greatest coordinate of a sampled goal.
-        action_scale: Multiplies the action before it is clipped. With 0.1 actions lie in ±1, as
-            in Finn et al.'s code, which scales a normalised action to ±0.1.
+        action_scale: A factor: multiplies the action before it is clipped. With 0.1 actions lie in
+            ±1, as in Finn et al.'s code, which scales a normalised action to ±0.1. The
+            `action_scale` of the MuJoCo families is no factor but the bound of their actions.
         task: The first task; None: the goal `(high, high)`.
     """
 
