@@ -1,11 +1,10 @@
 """The fields of `TrainConfig` as flags, and what comes of the flags, presets and files."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from asyncmaml.cli_options import keyword
+from asyncmaml.cli_options import keyword, reader
 from asyncmaml.config import LEARNERS, Option, TrainConfig, options
 from asyncmaml.errors import ConfigurationError
 from asyncmaml.option_kinds import Choice, Flag, Keywords, Kind, OrNone
@@ -50,27 +49,12 @@ def _add_flag(group: "argparse._ArgumentGroup", option: Option) -> None:
     elif isinstance(option.kind, Flag):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     else:
-        group.add_argument(
-            flag, type=_reader(option.kind), metavar=_metavar(option.kind), help=text
-        )
+        group.add_argument(flag, type=reader(option.kind), metavar=_metavar(option.kind), help=text)
 
 
 def _metavar(kind: Kind) -> str:
     """A long list of names would push the help off the line; the help tells them then."""
     return kind.metavar if len(kind.metavar) < 20 else "NAME"
-
-
-def _reader(kind: Kind) -> Callable[[str], Any]:
-    """Return a type for argparse."""
-
-    def read(text: str) -> Any:
-        try:
-            return kind.read(text)
-        except (TypeError, ValueError):
-            message = f"wanted {kind.wanted}, got {text!r}"
-            raise argparse.ArgumentTypeError(message) from None
-
-    return read
 
 
 def _text(value: Any) -> str:

@@ -5,9 +5,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from asyncmaml.cli_options import HelpFormatter, rates, whole_number
+from asyncmaml.cli_options import HelpFormatter, reader
 from asyncmaml.cli_training_report import evaluation_lines, files_line
 from asyncmaml.errors import MissingExtraError
+from asyncmaml.option_kinds import RATES, Whole
 
 _DESCRIPTION = """\
 Adapt a run's policy to held-out tasks and tell its returns after each gradient
@@ -28,24 +29,24 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.set_defaults(run=_run)
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="what was the --output of asyncmaml train")
-    add("--tasks", type=whole_number(1), default=40, metavar="N", help="default: 40")
+    add("--tasks", type=reader(Whole(1)), default=40, metavar="N", help="default: 40")
     add(
         "--episodes",
-        type=whole_number(1),
+        type=reader(Whole(1)),
         default=40,
         metavar="N",
         help="of each task after each number of steps; default: 40",
     )
-    add("--updates", type=whole_number(0), default=3, metavar="N", help="default: 3")
+    add("--updates", type=reader(Whole(0)), default=3, metavar="N", help="default: 3")
     add(
         "--step-sizes",
-        type=rates,
+        type=reader(RATES),
         metavar="RATES",
         help="one for each step, such as 0.5,0.25,0.25, or one for all; default: see above",
     )
     add(
         "--seed",
-        type=whole_number(0),
+        type=reader(Whole(0)),
         default=1,
         metavar="N",
         help="of tasks and episodes; the same for all runs that are to be compared; default: 1",

@@ -6,7 +6,10 @@ A value that is no good raises `ArgumentTypeError`, which argparse turns into a 
 import argparse
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
+
+from asyncmaml.option_kinds import Kind
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,44 +31,17 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=27, width=80)
 
 
-def whole_number(minimum: int) -> Any:
-    """Return a type for argparse: whole numbers from `minimum` on."""
+def reader(kind: Kind) -> Callable[[str], Any]:
+    """Return a type for argparse: what `kind` reads."""
 
-    def parse(text: str) -> int:
+    def read(text: str) -> Any:
         try:
-            number = int(text.replace(",", "").replace("_", ""))
-        except ValueError:
-            number = minimum - 1
-        if number < minimum:
-            message = f"wanted a whole number of at least {minimum}, got {text!r}"
-            raise argparse.ArgumentTypeError(message)
-        return number
+            return kind.read(text)
+        except (TypeError, ValueError):
+            message = f"wanted {kind.wanted}, got {text!r}"
+            raise argparse.ArgumentTypeError(message) from None
 
-    return parse
-
-
-def layer_sizes(text: str) -> tuple[int, ...]:
-    """Parse "100,100"; an empty text is no hidden layer."""
-    try:
-        sizes = tuple(int(size) for size in text.split(",")) if text.strip() else ()
-    except ValueError:
-        sizes = (0,)
-    if any(size < 1 for size in sizes):
-        message = f"wanted sizes of layers such as 100,100, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return sizes
-
-
-def rates(text: str) -> tuple[float, ...]:
-    """Parse "0.5,0.25": numbers above 0."""
-    try:
-        numbers = tuple(float(number) for number in text.split(","))
-    except ValueError:
-        numbers = (0.0,)
-    if not all(0 < number < float("inf") for number in numbers):
-        message = f"wanted numbers above 0 such as 0.5,0.25, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return numbers
+    return read
 
 
 def keyword(text: str) -> tuple[str, Any]:

@@ -5,7 +5,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from asyncmaml.cli_options import HelpFormatter, whole_number
+from asyncmaml.cli_options import HelpFormatter, reader
+from asyncmaml.option_kinds import Whole
 
 _DESCRIPTION = """\
 Film a run's policy on held-out tasks: left before adaptation, right after it, with
@@ -27,18 +28,22 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="what was the --output of asyncmaml train")
     add("--output", type=Path, required=True, metavar="FILE", help="the video, .mp4 or .gif")
-    add("--tasks", type=whole_number(1), default=2, metavar="N", help="default: 2")
+    add("--tasks", type=reader(Whole(1)), default=2, metavar="N", help="default: 2")
     add(
-        "--updates", type=whole_number(1), default=1, metavar="N", help="gradient steps; default: 1"
+        "--updates",
+        type=reader(Whole(1)),
+        default=1,
+        metavar="N",
+        help="gradient steps; default: 1",
     )
     add(
         "--episodes",
-        type=whole_number(1),
+        type=reader(Whole(1)),
         default=20,
         metavar="N",
         help="that each gradient step learns from; default: 20",
     )
-    add("--seed", type=whole_number(0), default=1, metavar="N", help="default: 1")
+    add("--seed", type=reader(Whole(0)), default=1, metavar="N", help="default: 1")
 
 
 def _run(parsed: argparse.Namespace) -> None:

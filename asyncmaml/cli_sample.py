@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncmaml.cli_options import HelpFormatter, json_value, keyword, layer_sizes, whole_number
+from asyncmaml.cli_options import HelpFormatter, json_value, keyword, reader
 from asyncmaml.cli_progress import Sampled, sampling_bar
 from asyncmaml.errors import ConfigurationError, PolicyError
+from asyncmaml.option_kinds import LAYER_SIZES, Whole
 
 if TYPE_CHECKING:
     from asyncmaml.episodes import BatchEpisodes
@@ -46,11 +47,11 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 def _add_environment_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("env_id", metavar="ENV_ID", help="a Gymnasium id, also as module:Id-v0")
-    add("--episodes", type=whole_number(1), default=100, metavar="N", help="default: 100")
-    add("--seed", type=whole_number(0), metavar="N", help="default: a new one, which is told")
+    add("--episodes", type=reader(Whole(1)), default=100, metavar="N", help="default: 100")
+    add("--seed", type=reader(Whole(0)), metavar="N", help="default: a new one, which is told")
     add(
         "--max-episode-steps",
-        type=whole_number(1),
+        type=reader(Whole(1)),
         metavar="N",
         help="replaces the environment's own time limit",
     )
@@ -74,7 +75,7 @@ def _add_environment_options(parser: argparse.ArgumentParser) -> None:
     )
     tasks.add_argument(
         "--tasks",
-        type=whole_number(1),
+        type=reader(Whole(1)),
         metavar="N",
         help="draw N tasks and sample --episodes of each, all at once",
     )
@@ -85,7 +86,7 @@ def _add_policy_options(policy: argparse._ArgumentGroup) -> None:
     kind.add_argument("--policy", metavar="FILE", help="what policy.save() wrote; default: fresh")
     kind.add_argument(
         "--hidden",
-        type=layer_sizes,
+        type=reader(LAYER_SIZES),
         default=(100, 100),
         metavar="SIZES",
         help="hidden layers of a fresh policy; default: 100,100",
@@ -99,13 +100,13 @@ def _add_policy_options(policy: argparse._ArgumentGroup) -> None:
 def _add_output_options(workers: argparse._ArgumentGroup, output: argparse._ArgumentGroup) -> None:
     workers.add_argument(
         "--workers",
-        type=whole_number(0),
+        type=reader(Whole(0)),
         metavar="N",
         help="processes; default: one per core; 0: none, all in this process",
     )
     workers.add_argument(
         "--envs-per-worker",
-        type=whole_number(1),
+        type=reader(Whole(1)),
         metavar="N",
         help="environments of each; default: 128, or 256 if natively vectorised",
     )

@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from asyncmaml.errors import ConfigurationError
-from asyncmaml.option_kinds import Choice, Flag, Keywords, Kind, Many, OrNone, Real, Text, Whole
+from asyncmaml.option_kinds import (
+    LAYER_SIZES,
+    RATES,
+    Choice,
+    Flag,
+    Keywords,
+    Kind,
+    OrNone,
+    Real,
+    Text,
+    Whole,
+)
 
 LEARNERS = ("maml-trpo", "promp", "reptile")
 OBJECTIVES = ("log_likelihood", "likelihood_ratio", "dice")
@@ -59,10 +70,7 @@ class TrainConfig:
     gamma: float = _option(0.99, "environment", Real(0, 1), "discount per step")
 
     hidden_sizes: tuple[int, ...] = _option(
-        (100, 100),
-        "policy",
-        Many(Whole(1), "SIZES", "sizes of layers such as 100,100", may_be_empty=True),
-        "hidden layers of the policy",
+        (100, 100), "policy", LAYER_SIZES, "hidden layers of the policy"
     )
     nonlinearity: str = _option("relu", "policy", Choice(NONLINEARITIES), "between the layers")
     init_std: float = _option(
@@ -71,10 +79,7 @@ class TrainConfig:
 
     learner: str = _option("maml-trpo", "learner", Choice(LEARNERS), "the meta-learner")
     step_sizes: tuple[float, ...] = _option(
-        (0.1,),
-        "learner",
-        Many(Real(0, above=True), "RATES", "one number above 0 for each update, such as 0.1,0.05"),
-        "of the inner updates; as many updates as rates",
+        (0.1,), "learner", RATES, "of the inner updates; as many updates as rates"
     )
     objective: str | None = _option(
         None,
@@ -211,7 +216,11 @@ class TrainConfig:
             ConfigurationError: The file holds no configuration.
             MissingExtraError: YAML needs PyYAML, which is not installed.
         """
-        text = Path(path).read_text()
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            message = f"{path} holds no configuration: it is no text, {error}"
+            raise ConfigurationError(message) from error
         if Path(path).suffix.lower() in (".yaml", ".yml"):
             from asyncmaml.yaml_config import fields_of_yaml
 
@@ -245,7 +254,12 @@ class TrainConfig:
         if not isinstance(fields, Mapping):
             message = f"{where} holds no configuration: wanted a mapping, found {fields!r}"
             raise ConfigurationError(message)
-        return cls(**_known(fields, where))
+        known = _known(fields, where)
+        for option in options():
+            if option.name in known:
+                name = f"{option.name} of {where}"
+                known[option.name] = option.kind.check(name, known[option.name])
+        return cls(**known)
 
     def replace(self, **changes: Any) -> Self:
         """Return this configuration with some fields changed.

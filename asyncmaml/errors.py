@@ -4,7 +4,7 @@ A caller's mistake is also a `ValueError`, `TypeError` or `RuntimeError`, so tha
 knows nothing of this package can still handle it. Below every other module; imports nothing.
 """
 
-from typing import Any
+from typing import Any, Self
 
 
 class AsyncMAMLError(Exception):
@@ -25,6 +25,11 @@ class UnsupportedSpaceError(AsyncMAMLError, TypeError):
 
 class MissingExtraError(AsyncMAMLError, ImportError):
     """A package of one of our extras is needed and not installed."""
+
+    @classmethod
+    def naming(cls, who: str, package: str, extra: str) -> Self:
+        """Return the error that says who needs which package, and which extra brings it."""
+        return cls(f"{who} needs {package}, which is not installed; run pip install '{extra}'")
 
 
 class SamplerStateError(AsyncMAMLError, RuntimeError):

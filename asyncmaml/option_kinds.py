@@ -1,13 +1,14 @@
-"""The kinds of values that an option of a configuration may have.
+"""The kinds of values that an argument, a flag or a field of a configuration may have.
 
 A kind checks a value that code hands in and reads one that a command line or a file writes as
-text; the two accept the same. Plain Python: the command line's help comes through here.
+text; the two accept the same. Every place checks its numbers by these: below all but `errors`,
+and plain Python, since workers and the command line's help come through here.
 """
 
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, SupportsFloat, SupportsIndex
 
@@ -15,7 +16,7 @@ from asyncmaml.errors import ConfigurationError
 
 
 class Kind(ABC):
-    """What an option's values are; `wanted` says it to a person."""
+    """What values are good; `wanted` says it to a person."""
 
     metavar: str
     wanted: str
@@ -33,7 +34,7 @@ class Kind(ABC):
         return self.accept(text)
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value of the option `name` in its normal form.
+        """Return the value of what is called `name` in its normal form.
 
         Raises:
             ConfigurationError: It is not of this kind.
@@ -98,22 +99,25 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from `minimum` on."""
+    """A whole number from `minimum` on, up to `maximum` if there is one."""
 
     minimum: int
+    maximum: int | None = None
     metavar = "N"
 
     @property
     def wanted(self) -> str:  # type: ignore[override]
         """Its range, in a sentence."""
-        return f"a whole number of at least {self.minimum}"
+        if self.maximum is None:
+            return f"a whole number of at least {self.minimum}"
+        return f"a whole number from {self.minimum} to {self.maximum}"
 
     def accept(self, value: Any) -> int:
-        """See `Kind`."""
+        """See `Kind`; a float is refused even where it is whole, and numpy's integers are not."""
         if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise TypeError
         number = value.__index__()
-        if number < self.minimum:
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
             raise ValueError
         return number
 
@@ -135,14 +139,22 @@ class Real(Kind):
     @property
     def wanted(self) -> str:  # type: ignore[override]
         """Its range, in a sentence."""
-        start = f"a number {'above' if self.above else 'of at least'} {self.low:g}"
-        return start if math.isinf(self.high) else f"{start} and at most {self.high:g}"
+        if math.isinf(self.low):
+            return "a finite number"
+        if math.isinf(self.high):
+            return f"a finite number {'above' if self.above else 'of at least'} {self.low:g}"
+        if self.above:
+            return f"a number above {self.low:g} and at most {self.high:g}"
+        return f"a number between {self.low:g} and {self.high:g}"
 
     def accept(self, value: Any) -> float:
         """See `Kind`."""
         if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
             raise TypeError
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError from None
         if not (math.isfinite(number) and self.low <= number <= self.high):
             raise ValueError
         if self.above and number == self.low:
@@ -165,16 +177,16 @@ class Many(Kind):
 
     def accept(self, value: Any) -> tuple[Any, ...]:
         """See `Kind`; one value alone stands for itself."""
-        if isinstance(value, str | Mapping):
+        if isinstance(value, str | bytes | Mapping | Set):
             raise TypeError
-        values = tuple(value) if isinstance(value, Sequence) else (value,)
+        values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not values and not self.may_be_empty:
             raise ValueError
         return tuple(self.one.accept(item) for item in values)
 
     def read(self, text: str) -> tuple[Any, ...]:
         """See `Kind`."""
-        items = [item for item in text.split(",") if item.strip()]
+        items = text.split(",") if text.strip() else []
         return self.accept([self.one.read(item.strip()) for item in items])
 
 
@@ -183,6 +195,8 @@ class OrNone(Kind):
     """A value of one kind, or None, written "none"."""
 
     one: Kind
+    none_stands_for: str = ""
+    """Told where None means something that one would not guess."""
 
     @property
     def metavar(self) -> str:  # type: ignore[override]
@@ -192,7 +206,8 @@ class OrNone(Kind):
     @property
     def wanted(self) -> str:  # type: ignore[override]
         """The value's, or none."""
-        return f"{self.one.wanted}, or none"
+        meaning = f" for {self.none_stands_for}" if self.none_stands_for else ""
+        return f"{self.one.wanted}, or none{meaning}"
 
     def accept(self, value: Any) -> Any:
         """See `Kind`."""
@@ -216,3 +231,7 @@ class Keywords(Kind):
             raise TypeError
         copy: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
         return copy
+
+
+LAYER_SIZES = Many(Whole(1), "SIZES", "sizes of layers such as 100,100", may_be_empty=True)
+RATES = Many(Real(0, above=True), "RATES", "one number above 0 for each update, such as 0.1,0.05")

@@ -133,8 +133,8 @@ def _writer_of(path: Path) -> Any:
         if path.suffix.lower() == ".mp4":
             import imageio_ffmpeg  # noqa: F401 - what imageio writes .mp4 with
     except ImportError as error:
-        message = f"to write {path}, {error.name} is missing; run pip install 'asyncmaml[video]'"
-        raise MissingExtraError(message) from error
+        who, package = f"writing {path}", error.name or "imageio"
+        raise MissingExtraError.naming(who, package, "asyncmaml[video]") from error
     if not path.parent.is_dir():
         message = f"cannot write {path}: {path.parent} is no directory; make it first"
         raise ConfigurationError(message)

@@ -62,10 +62,11 @@ async def train(
 
     Each iteration gives a row, which goes to `on_iteration`, to `progress.csv` and to
     TensorBoard (if it is installed): `iteration` from 1; `return_k`, the mean return over the
-    tasks after k inner updates, and `return_sd_k`, its standard deviation over the tasks;
-    `env_steps` of training so far, of all phases; what the learner reports; where the wall time
-    went (`training/spans.py`); `sampler_*`, what the sampler's own statistics say of the sampling
-    (`Statistics.scalars()`); and `evaluation_return_k` on held-out tasks where they were due.
+    tasks after k inner updates, and `return_sd_k`, its standard deviation over the tasks; `tasks`,
+    how many there were, those whose environment failed left out; `env_steps` of training so far, of
+    all phases; what the learner reports; where the wall time went (`training/spans.py`);
+    `sampler_*`, what the sampler's own statistics say of the sampling (`Statistics.scalars()`); and
+    `evaluation_return_k` of `evaluation_tasks` on held-out tasks where they were due.
 
     Args:
         config: What to train; None: what the run in `output` was trained with, to resume it.
@@ -230,6 +231,7 @@ class _Run:
         return {
             "iteration": iteration + 1,
             **_return_columns("return", returns_by_phase(succeeded)),
+            "tasks": len(succeeded),
             "env_steps": before + sum(one.env_steps for one in adapted),
             "episodes": sum(one.num_episodes for one in adapted),
             **report.scalars(),
@@ -243,7 +245,11 @@ class _Run:
         interval = config.evaluation_interval
         if not interval or (iteration + 1) % interval:
             nothing: list[list[float]] = [[]] * (config.num_updates + 1)
-            return {**_return_columns("evaluation_return", nothing), "evaluation_seconds": 0.0}
+            return {
+                **_return_columns("evaluation_return", nothing),
+                "evaluation_tasks": None,
+                "evaluation_seconds": 0.0,
+            }
         # The same tasks and episodes' seeds each time, so that the curve shows the policy alone.
         tasks = self._sampler.sample_tasks(
             config.evaluation_tasks, seed=draw_number(Purpose.EVALUATION, 0)
@@ -259,6 +265,7 @@ class _Run:
         succeeded = done(await self._rollouts.adapt(tasks, plan, clock))
         return {
             **_return_columns("evaluation_return", returns_by_phase(succeeded)),
+            "evaluation_tasks": len(succeeded),
             "evaluation_seconds": clock.seconds()["seconds"],
         }
 

@@ -60,12 +60,22 @@ def test_without_a_task_every_arm_pays_half_the_time() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"k": 0}, {"k": 2.0}, {"distribution": "poisson"}, {"std": -1.0}, {"std": math.nan}],
+    [
+        {"k": 0},
+        {"k": 2.0},
+        {"k": True},
+        {"k": "2"},
+        {"distribution": "poisson"},
+        {"std": -1.0},
+        {"std": math.nan},
+        {"std": "1"},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Bandit.* got .*; pass"):
+    wanted = f"{next(iter(settings))} of Bandit.* is .*; wanted"
+    with pytest.raises(ConfigurationError, match=wanted):
         BanditEnv(**settings)
-    with pytest.raises(ConfigurationError, match=r"Bandit.* got .*; pass"):
+    with pytest.raises(ConfigurationError, match=wanted):
         BanditVectorEnv(2, **settings)
 
 

@@ -155,8 +155,8 @@ def test_every_field_has_a_flag_that_goes_before_the_preset(name: str, tmp_path:
     ("arguments", "reason"),
     [
         (["navigation"], "invalid choice: 'navigation'"),
-        (["bandit", "--gamma", "2"], "wanted a number of at least 0 and at most 1, got '2'"),
-        (["bandit", "--gamma", "x"], "wanted a number of at least 0 and at most 1, got 'x'"),
+        (["bandit", "--gamma", "2"], "wanted a number between 0 and 1, got '2'"),
+        (["bandit", "--gamma", "x"], "wanted a number between 0 and 1, got 'x'"),
         (["bandit", "--step-sizes", ""], "wanted one number above 0 for each update"),
         (["bandit", "--learner", "maml"], "wanted one of maml-trpo, promp, reptile, got 'maml'"),
         (["bandit", "--iterations", "0"], "wanted a whole number of at least 1, got '0'"),
@@ -293,7 +293,7 @@ def test_training_without_matplotlib_ends_with_the_table(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = tmp_path / "run"
     assert main(["train", "navigation-2d", "--output", str(folder), "--quiet", *TINY]) == 0
-    assert "no pictures: pictures need matplotlib" in capsys.readouterr().out
+    assert "no pictures: drawing needs matplotlib" in capsys.readouterr().out
 
 
 # ---- signals ----

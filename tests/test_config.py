@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from asyncmaml.errors import ConfigurationError, MissingExtraError
 from asyncmaml.learning.learners import LEARNERS
 from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.learning.objectives import OBJECTIVES
+from asyncmaml.option_kinds import Choice, Flag, Keywords, Kind, Many, OrNone, Real, Text, Whole
 from asyncmaml.presets import PRESETS
 
 # pytorch-maml-rl's configs/maml/halfcheetah-vel.yaml, key by key.
@@ -82,9 +84,9 @@ def test_every_default_is_of_its_kind(option: config.Option) -> None:
         ("env_kwargs", [1], "a mapping of keywords"),
         ("env_kwargs", {1: 2}, "a mapping of keywords"),
         ("max_episode_steps", 0, "a whole number of at least 1, or none"),
-        ("gamma", 1.1, "a number of at least 0 and at most 1"),
-        ("gamma", math.nan, "a number of at least 0"),
-        ("gamma", "0.9", "a number of at least 0"),
+        ("gamma", 1.1, "a number between 0 and 1"),
+        ("gamma", math.nan, "a number between 0 and 1"),
+        ("gamma", "0.9", "a number between 0 and 1"),
         ("hidden_sizes", (64, 0), "sizes of layers"),
         ("hidden_sizes", "64", "sizes of layers"),
         ("step_sizes", (), "one number above 0 for each update"),
@@ -97,7 +99,7 @@ def test_every_default_is_of_its_kind(option: config.Option) -> None:
         ("iterations", True, "a whole number of at least 1"),
         ("seed", -1, "a whole number of at least 0"),
         ("on_task_error", "ignore", "one of raise, skip"),
-        ("max_pre_kl", 0, "a number above 0, or none"),
+        ("max_pre_kl", 0, "a finite number above 0, or none"),
     ],
 )
 def test_value_out_of_range_is_told_with_what_was_wanted(
@@ -194,15 +196,17 @@ def test_file_may_leave_fields_out() -> None:
         ("gamma: 1", "it is no JSON"),
         ("[1]", r"wanted a mapping, found \[1\]"),
         ('{"gama": 1}', "has 'gama', which is no field"),
-        ('{"gamma": 2}', "gamma is 2"),
+        ('{"gamma": 2}', "gamma of .* is 2; wanted a number between 0 and 1"),
+        ('{"epochs": 2.9}', "epochs of .* is 2.9; wanted a whole number"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "it is no text, 'utf-8' codec"),
     ],
 )
 def test_file_that_holds_something_else_is_named(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=reason) as told:
         TrainConfig.load(path)
-    assert "gamma is" in reason or str(path) in str(told.value)
+    assert str(path) in str(told.value)
 
 
 # ---- configurations of pytorch-maml-rl ----
@@ -238,9 +242,105 @@ def test_their_environments_are_ours(
 
 def test_their_steps_become_a_rate_for_each_update(tmp_path: Path) -> None:
     assert of_yaml(tmp_path, "fast-lr: 0.5\nnum-steps: 3\n").step_sizes == (0.5, 0.5, 0.5)
-    both = "fast-lr: 0.5\nstep-sizes: [0.1]\n"
-    with pytest.raises(ConfigurationError, match="leave one of them out"):
-        of_yaml(tmp_path, both)
+    assert of_yaml(tmp_path, "num-steps: 2\n").step_sizes == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("gamma: 0.9\nseed: 1\ngamma: 0.5", "gamma twice, in line 1 and in line 3"),
+        ("env-kwargs:\n  k: 1\n  k: 2", "k twice, in line 2 and in line 3"),
+        ("gae-lambda: 0.9\ngae_lambda: 0.5", "gae_lambda twice, by gae-lambda and by gae_lambda"),
+        (
+            "fast-batch-size: 3\nepisodes-per-task: 4",
+            "episodes_per_task twice, by fast-batch-size and by episodes-per-task",
+        ),
+        ("env_id: A-v0\nenv-name: B-v0", "env_id twice, by env_id and by env-name"),
+        ("env-kwargs: {low: 0}\nenv_kwargs: {high: 1}", "by env-kwargs and by env_kwargs"),
+        (
+            "max-episode-steps: 9\nenv-kwargs: {max_episode_steps: 10}",
+            "by max-episode-steps and by max_episode_steps in env-kwargs",
+        ),
+        (
+            "env-kwargs: {action_scale: 1, normalization_scale: 10}\nenv-name: AntDir-v2",
+            "action_scale twice, by action_scale in env-kwargs and by normalization_scale in",
+        ),
+        ("env-name: Bandit-K5-v0\nenv-kwargs: {k: 7}", "k twice, by env-name and by k in env-kw"),
+        ("fast-lr: 0.5\nstep-sizes: [0.1]", "by step-sizes and by fast-lr;"),
+        ("step_sizes: 0.1\nnum-steps: 2\nfast-lr: 1", "by step_sizes and by fast-lr and num-st"),
+    ],
+)
+def test_nothing_may_be_set_twice(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"theirs.yaml sets .*{reason}") as told:
+        of_yaml(tmp_path, text)
+    assert str(told.value).endswith("; leave one of them out")
+
+
+# What is none of each kind; null besides, unless a kind takes it.
+NOT_A: dict[type[Kind], list[str]] = {
+    Text: ["3", "yes", "[Ant-v5]", "{a: Ant-v5}", "''"],
+    Choice: ["3", "yes", "[tanh]", "{a: tanh}", "many"],
+    Flag: ["1", "many", "[true]", "{a: true}"],
+    Whole: ["1.9", "2.0", "yes", "many", "'3'", "[3]", "{a: 3}", "2020-02-03"],
+    Real: ["many", "'0.5'", "yes", "[0.5]", "{a: 0.5}", ".nan", ".inf", "2020-02-03"],
+    Many: ["many", "{a: 1}", "[many]", "[[0.5]]", "[yes]", "!!set {1, 2}", "[-1]"],
+    Keywords: ["3", "many", "[1]", "{1: 2}", "{a: .nan}", "{a: 2020-02-03}"],
+}
+THEIR_KINDS: dict[str, Kind] = {
+    **{option.name.replace("_", "-"): option.kind for option in options()},
+    "env-name": Text("", ""),
+    "fast-batch-size": Whole(1),
+    "meta-batch-size": Whole(1),
+    "num-batches": Whole(1),
+    "num-steps": Whole(1),
+    "cg-iters": Whole(1),
+    "ls-max-steps": Whole(1),
+    "fast-lr": Real(0),
+    "ls-backtrack-ratio": Real(0),
+}
+
+
+def wrong_values() -> Iterator[tuple[str, str]]:
+    for key, kind in THEIR_KINDS.items():
+        for value in NOT_A[type(kind.one if isinstance(kind, OrNone) else kind)]:
+            yield key, value
+        if not isinstance(kind, OrNone | Keywords):
+            yield key, "null"
+
+
+@pytest.mark.parametrize(("key", "value"), list(wrong_values()))
+def test_value_of_another_type_is_told_with_its_key_and_file(
+    key: str, value: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{key} of .*theirs.yaml is .*; wanted "):
+        of_yaml(tmp_path, f"{key}: {value}")
+
+
+def test_time_limit_of_another_type_is_told_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"^max_episode_steps in env-kwargs of .* is 1.5; wanted a whole"
+    ):
+        of_yaml(tmp_path, "env-kwargs: {max_episode_steps: 1.5}")
+
+
+def test_empty_keywords_are_none(tmp_path: Path) -> None:
+    assert of_yaml(tmp_path, "env-kwargs:\n").env_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [("AntPos-v1", "action_scale"), ("2DNavigation-v0", "normalization_scale")],
+)
+def test_their_bound_of_actions_does_not_become_the_factor_of_the_navigation(
+    name: str, keyword: str, tmp_path: Path
+) -> None:
+    made = of_yaml(tmp_path, f"env-kwargs: {{normalization_scale: 10}}\nenv-name: {name}\n")
+    assert made.env_kwargs == {keyword: 10}
+
+
+def test_keywords_of_ours_are_not_theirs(tmp_path: Path) -> None:
+    made = of_yaml(tmp_path, "env-name: Bandit-K3-v0\nenv_kwargs: {max_episode_steps: 7}\n")
+    assert (made.env_kwargs, made.max_episode_steps) == ({"k": 3, "max_episode_steps": 7}, None)
 
 
 def test_exponent_without_a_point_is_a_number(tmp_path: Path) -> None:
@@ -259,6 +359,7 @@ def test_our_fields_may_stand_in_their_file(tmp_path: Path) -> None:
     [
         ("a: [", "it is no YAML"),
         ("- 1", "wanted a mapping"),
+        ("seed: 2020-02-31", "it is no YAML, day is out of range"),
         ("fast-batch-sice: 3", "has 'fast_batch_sice', which is no field"),
         ("!!python/object/apply:os.getcwd []", "it is no YAML"),
     ],
@@ -272,5 +373,5 @@ def test_missing_pyyaml_is_told_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'asyncmaml\[cli\]'"):
+    with pytest.raises(MissingExtraError, match=r"theirs.yaml needs PyYAML, .*'asyncmaml\[cli\]'"):
         of_yaml(tmp_path, "seed: 1")

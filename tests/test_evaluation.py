@@ -196,7 +196,7 @@ def test_missing_matplotlib_is_told_with_its_extra(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'asyncmaml\[plot\]'"):
+    with pytest.raises(MissingExtraError, match=r"drawing needs matplotlib.*'asyncmaml\[plot\]'"):
         draw_learning_curves([run], tmp_path / "curve.png")
 
 
@@ -216,6 +216,21 @@ def test_band_of_one_run_is_the_interval_over_its_tasks() -> None:
     found = curve([Run(TINY, [row(1, 5.0)])], "return", 0)
     assert (found.iterations, found.middle) == ([1], [5.0])
     assert found.high[0] - 5 == 5 - found.low[0] == pytest.approx(12.706 * 2**0.5, rel=1e-4)
+
+
+def test_band_of_one_run_counts_the_tasks_that_did_not_fail() -> None:
+    # 3 tasks of 9 with an s.d. of 2: 4.3027 * 2 / sqrt(3)
+    of_nine = Run(TINY.replace(tasks_per_iteration=9), [{**row(1, 5.0), "tasks": 3.0}])
+    assert curve([of_nine], "return", 0).high[0] - 5 == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
+
+
+def test_band_of_held_out_tasks_counts_these() -> None:
+    row = {"iteration": 1, "evaluation_return_0": 5.0, "evaluation_return_sd_0": 2.0}
+    run = Run(TINY.replace(evaluation_tasks=3), [row])
+    wanted = pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
+    assert curve([run], "evaluation_return", 0).high[0] - 5 == wanted
+    counted = Run(TINY.replace(evaluation_tasks=9), [{**row, "evaluation_tasks": 3.0}])
+    assert curve([counted], "evaluation_return", 0).high[0] - 5 == wanted
 
 
 def test_band_of_many_runs_is_one_deviation_over_the_runs_as_far_as_all_have_come() -> None:
@@ -298,7 +313,7 @@ async def test_missing_writer_of_films_is_told_with_its_extra(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'asyncmaml\[video\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs imageio_ffmpeg, .*'asyncmaml\[video\]'"):
         await render(run, tmp_path / "film.mp4")
 
 

@@ -133,6 +133,22 @@ def test_a_discrete_observation_gets_a_value_of_its_own() -> None:
     torch.testing.assert_close(values.ravel(), torch.tensor(rewards.ravel()), atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize(("num_kinds", "is_one_hot"), [(256, True), (257, False)])
+def test_a_discrete_observation_is_one_number_beyond_256_kinds(
+    num_kinds: int, is_one_hot: bool
+) -> None:
+    rng = np.random.default_rng(4)
+    observations = rng.permutation(num_kinds)[np.newaxis]
+    rewards = rng.normal(size=observations.shape)
+    values = LinearFeatureBaseline().values(episodes_of(observations, rewards))
+    if is_one_hot:
+        torch.testing.assert_close(values.ravel(), torch.tensor(rewards.ravel()), atol=1e-3, rtol=0)
+    else:
+        numbers = observations[..., np.newaxis].astype(np.float32)
+        expected = LinearFeatureBaseline().values(episodes_of(numbers, rewards))
+        assert torch.equal(values, expected)
+
+
 def test_an_image_is_scaled_and_made_small_enough_to_fit() -> None:
     rng = np.random.default_rng(2)
     images = rng.integers(0, 256, size=(3, 4, 20, 20, 1), dtype=np.uint8)
@@ -171,5 +187,5 @@ def test_what_is_not_finite_is_refused_by_name(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_regularization_is_a_positive_number(bad: float) -> None:
-    with pytest.raises(ConfigurationError, match="regularization must be above 0"):
+    with pytest.raises(ConfigurationError, match=r"regularization is .*; wanted .* above 0"):
         LinearFeatureBaseline(bad)

@@ -304,10 +304,15 @@ def test_an_adaptation_to_nothing_or_to_infinity_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step_sizes": ()}, "step_sizes must be one or more"),
-        ({"step_sizes": (0.1, math.nan)}, "step_sizes must be one or more"),
-        ({"objective": "lvc"}, "objective must be one of"),
-        ({"gae_lambda": 1.5}, "gae_lambda must be a finite number in"),
+        ({"step_sizes": ()}, r"step_sizes is \(\); wanted one finite number of at least 0"),
+        ({"step_sizes": (0.1, math.nan)}, "step_sizes is .*nan.*; wanted one finite number"),
+        ({"step_sizes": "0.1"}, "step_sizes is '0.1'; wanted one finite number"),
+        ({"objective": "lvc"}, "objective is 'lvc'; wanted one of dice, likelihood_ratio"),
+        ({"objective": ["dice"]}, "objective is .*; wanted one of dice, likelihood_ratio"),
+        ({"gae_lambda": 1.5}, "gae_lambda is 1.5; wanted a number between 0 and 1"),
+        ({"gae_lambda": "1"}, "gae_lambda is '1'; wanted a number between 0 and 1"),
+        ({"bootstrap_truncated": "no"}, "bootstrap_truncated is 'no'; wanted true or false"),
+        ({"stack_below_rows": 2.9}, "stack_below_rows is 2.9; wanted a whole number"),
         ({"tau": 1.0}, "does not take these options: .*tau"),
     ],
 )
@@ -322,21 +327,29 @@ def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], me
         ("maml-trpo", {"max_kl": 0.0}),
         ("maml-trpo", {"max_pre_kl": -1.0}),
         ("maml-trpo", {"curvature": "fast"}),
+        ("maml-trpo", {"max_kl": None}),
+        ("maml-trpo", {"first_order": "no"}),
         ("maml-trpo", {"cg_iterations": 0}),
+        ("maml-trpo", {"cg_iterations": 2.9}),
         ("maml-trpo", {"cg_damping": -1e-5}),
         ("maml-trpo", {"line_search_steps": 0}),
+        ("maml-trpo", {"line_search_steps": 2.9}),
+        ("maml-trpo", {"line_search_steps": True}),
         ("maml-trpo", {"line_search_ratio": 1.0}),
         ("maml-trpo", {"exploration": math.inf}),
         ("promp", {"learning_rate": 0.0}),
         ("promp", {"clip": math.nan}),
         ("promp", {"epochs": 0}),
+        ("promp", {"epochs": 2.9}),
+        ("promp", {"first_order": 1}),
         ("promp", {"inner_kl": -1.0}),
         ("reptile", {"outer_step_size": 1.5}),
+        ("reptile", {"outer_step_size": "0.1"}),
         ("ppo", {"learner": 1}),
     ],
 )
 def test_a_learners_own_options_are_named_when_refused(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(options))} must be"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))} is .*; wanted "):
         make_learner(name, make_policy("normal"), **options)
 
 

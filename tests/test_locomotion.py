@@ -241,15 +241,18 @@ def test_costs_bonus_and_gymnasiums_own_settings_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "match"),
     [
-        ("HalfCheetahDir", {"action_scale": 0.0}, "HalfCheetahDir takes actions within"),
+        ("HalfCheetahDir", {"action_scale": 0.0}, "action_scale of HalfCheetahDir, .* is 0.0"),
+        ("AntDir", {"action_scale": "10"}, "action_scale of AntDir, .* is '10'; wanted a finite"),
         (
             "HalfCheetahVel",
             {"low": 1.0, "high": 0.0},
             r"HalfCheetahVel draws velocities .*high=0.0",
         ),
-        ("HalfCheetahVel", {"high": np.inf}, "HalfCheetahVel draws velocities"),
-        ("AntVel", {"frame_skip": 0}, "AntVel makes frame_skip physics steps"),
-        ("AntVel", {"bonus": np.nan}, "AntVel adds bonus"),
+        ("HalfCheetahVel", {"high": np.inf}, "high of HalfCheetahVel's velocities is inf"),
+        ("HalfCheetahVel", {"low": "0"}, "low of HalfCheetahVel's velocities is '0'; wanted"),
+        ("AntVel", {"frame_skip": 0}, "frame_skip of AntVel, .* is 0; wanted a whole"),
+        ("AntVel", {"frame_skip": True}, "frame_skip of AntVel, .* is True; wanted a whole"),
+        ("AntVel", {"bonus": np.nan}, "bonus of AntVel, .* is nan; wanted a finite"),
         ("AntGoal", {"low": 1.0, "high": 0.0}, "AntGoal draws goals"),
         ("AntDir", {"forward_reward_weight": 2.0}, "task's reward takes"),
         ("AntDir", {"exclude_current_positions_from_observation": False}, "position never is"),

@@ -19,9 +19,10 @@ from gymnasium.wrappers import TimeLimit
 
 from asyncmaml.envs import tasks
 from asyncmaml.envs.making import EnvMaker, quiet_mujoco, register_all, registered_by_user
+from asyncmaml.envs.mujoco_extra import mujoco_required
 from asyncmaml.envs.navigation import Navigation2DEnv, Navigation2DVectorEnv
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
-from asyncmaml.errors import ConfigurationError, UnknownEnvironmentError
+from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 ROOT = Path(__file__).parent.parent
@@ -417,3 +418,14 @@ def test_set_task_is_taken_where_there_is_no_reset_task() -> None:
     env = EnvMaker.resolve(MetaWorldLike, max_episode_steps=5).make()
     tasks.reset_task(env, "reach")
     assert env.get_wrapper_attr("task") == "reach"
+
+
+def test_missing_mujoco_is_told_with_its_extra_and_another_package_as_it_is() -> None:
+    mujoco, other = (ModuleNotFoundError(f"No module named '{name}'") for name in ("mujoco", "gtk"))
+    with (
+        pytest.raises(MissingExtraError, match=r"^Ant needs MuJoCo, .* 'asyncmaml\[mujoco\]'$"),
+        mujoco_required("Ant"),
+    ):
+        raise mujoco
+    with pytest.raises(ModuleNotFoundError, match="gtk"), mujoco_required("Ant"):
+        raise other

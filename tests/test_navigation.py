@@ -149,7 +149,14 @@ def test_bad_task_is_refused_and_the_old_one_kept(task: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"low": 1.0, "high": 0.0}, {"high": np.inf}, {"action_scale": 0.0}]
+    "settings",
+    [
+        {"low": 1.0, "high": 0.0},
+        {"high": np.inf},
+        {"low": "0"},
+        {"action_scale": 0.0},
+        {"action_scale": "0.1"},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Navigation2D"):

@@ -397,22 +397,30 @@ def test_unknown_and_misshapen_parameters_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "arguments", "options", "message"),
     [
-        (lambda: CategoricalMLPPolicy(0, 2), "layer sizes from 1"),
-        (lambda: CategoricalMLPPolicy(2, 2, (0,)), "layer sizes from 1"),
-        (lambda: CategoricalMLPPolicy(2, 2, observation_ndim=-1), "observation_ndim"),
-        (lambda: CategoricalMLPPolicy(2, 2, (4,), "rely"), "one of .*'relu'.* got 'rely'"),
-        (lambda: CategoricalMLPPolicy(2, 2, (4,), nn.PReLU()), "no parameters of its own"),
-        (lambda: NormalMLPPolicy(2, 2, init_std=0.0), "init_std"),
-        (lambda: NormalMLPPolicy(2, 2, min_std=-1.0), "min_std"),
-        (lambda: MultiCategoricalMLPPolicy(2, ()), "nvec"),
-        (lambda: MultiCategoricalMLPPolicy(2, (2, 0)), "nvec"),
+        (CategoricalMLPPolicy, (0, 2), {}, "input_size is 0; wanted a whole number"),
+        (CategoricalMLPPolicy, (2, 2.9), {}, "output_size is 2.9; wanted a whole number"),
+        (CategoricalMLPPolicy, (2, 2, (0,)), {}, r"hidden_sizes is \(0,\); wanted sizes"),
+        (CategoricalMLPPolicy, (2, 2, (64.9,)), {}, r"hidden_sizes is \(64.9,\); wanted sizes"),
+        (CategoricalMLPPolicy, (2, 2, "64"), {}, "hidden_sizes is '64'; wanted sizes"),
+        (CategoricalMLPPolicy, (2, 2), {"observation_ndim": -1}, "observation_ndim is -1"),
+        (CategoricalMLPPolicy, (2, 2, (4,), "rely"), {}, "one of .*'relu'.* got 'rely'"),
+        (CategoricalMLPPolicy, (2, 2, (4,), nn.PReLU()), {}, "no parameters of its own"),
+        (NormalMLPPolicy, (2, 2), {"init_std": 0.0}, "init_std is 0.0; wanted a finite number"),
+        (NormalMLPPolicy, (2, 2), {"init_std": float("inf")}, "init_std is inf; wanted a finite"),
+        (NormalMLPPolicy, (2, 2), {"init_std": "1"}, "init_std is '1'; wanted a finite number"),
+        (NormalMLPPolicy, (2, 2), {"min_std": -1.0}, "min_std is -1.0; wanted a finite number"),
+        (MultiCategoricalMLPPolicy, (2, ()), {}, r"nvec is \(\); wanted one whole number"),
+        (MultiCategoricalMLPPolicy, (2, (2, 0)), {}, r"nvec is \(2, 0\); wanted one whole"),
+        (MultiCategoricalMLPPolicy, (2, (2, 3.9)), {}, r"nvec is \(2, 3.9\); wanted one whole"),
     ],
 )
-def test_arguments_out_of_range_are_configuration_errors(make: Any, message: str) -> None:
+def test_arguments_out_of_range_are_configuration_errors(
+    make: Any, arguments: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        make()
+        make(*arguments, **options)
 
 
 # ---- spaces ----

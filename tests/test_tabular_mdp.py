@@ -131,10 +131,19 @@ def test_what_was_returned_is_the_callers_own() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_states": 0}, {"num_actions": 2.5}, {"reward_std": -0.1}, {"reward_std": np.inf}],
+    [
+        {"num_states": 0},
+        {"num_states": "3"},
+        {"num_actions": 2.5},
+        {"num_actions": True},
+        {"reward_std": -0.1},
+        {"reward_std": np.inf},
+        {"reward_std": "1"},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"TabularMDP.* got .*; pass"):
+    wanted = f"{next(iter(settings))} of TabularMDP is .*; wanted"
+    with pytest.raises(ConfigurationError, match=wanted):
         TabularMDPEnv(**settings)
 
 
@@ -225,7 +234,9 @@ def test_reference_returns_are_what_the_environment_pays() -> None:
         (lambda: reference_returns({"goal": (0, 1)}), "no reference returns"),
         (lambda: value_iteration(STAY_OR_GO, REWARDS, 1.0), "use finite_horizon"),
         (lambda: value_iteration(STAY_OR_GO[0], REWARDS), r"\(S, A, S\)"),
-        (lambda: finite_horizon_value_iteration(STAY_OR_GO, REWARDS, 0), "horizon=0"),
+        (lambda: finite_horizon_value_iteration(STAY_OR_GO, REWARDS, 0), "horizon .* is 0;"),
+        (lambda: finite_horizon_value_iteration(STAY_OR_GO, REWARDS, True), "horizon .* is True;"),
+        (lambda: finite_horizon_value_iteration(STAY_OR_GO, REWARDS, 3, 2), "discount .* is 2;"),
         (lambda: policy_values(STAY_OR_GO, REWARDS, np.ones(2), 3), r"one shape \(S, A\)"),
     ],
 )

@@ -302,6 +302,21 @@ async def test_resumed_run_may_change_its_length_but_not_what_it_learns(tmp_path
     assert TrainConfig.load(tmp_path / "config.json") == changed
 
 
+async def test_run_that_another_version_began_goes_on_with_the_columns_of_both(
+    tmp_path: Path,
+) -> None:
+    await train(TINY, tmp_path)
+    kept = Checkpoint.load(tmp_path / "checkpoint.pt")
+    for row in kept.history:
+        del row["tasks"]
+        row["of_before"] = 7.0
+    kept.save(tmp_path / "checkpoint.pt")
+    await train(TINY.replace(iterations=3), tmp_path, resume=True)
+    rows = read_progress(tmp_path / "progress.csv")
+    assert [row["tasks"] for row in rows] == [None, None, 2.0]
+    assert [row["of_before"] for row in rows] == [7.0, 7.0, None]
+
+
 async def test_resumed_run_without_a_config_goes_on_with_its_own(tmp_path: Path) -> None:
     await train(TINY, tmp_path)
     result = await train(output=tmp_path, resume=True)
@@ -361,6 +376,7 @@ async def test_task_that_fails_is_skipped_if_that_is_wanted(
     result = await train(config)
     skipped = [row["skipped_tasks"] for row in result.history]
     assert sum(skipped) > 0
+    assert [row["tasks"] for row in result.history] == [4 - number for number in skipped]
     assert caplog.text.count("is skipped: ") == sum(skipped)
     assert "out of order" in caplog.text
     for row in result.history:

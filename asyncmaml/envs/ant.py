@@ -30,10 +30,10 @@ from asyncmaml.envs.locomotion import (
     Task,
     TaskLocomotion,
     Velocities,
-    mujoco_required,
 )
+from asyncmaml.envs.mujoco_extra import mujoco_required
 
-with mujoco_required():
+with mujoco_required("the Ant family"):
     from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from asyncmaml.envs.row_streams import RowStreams, standard_normals
 from asyncmaml.envs.rows import RowVectorEnv, checked_choices
 from asyncmaml.errors import ConfigurationError
+from asyncmaml.option_kinds import Choice, Real, Whole
 
 FloatArray = NDArray[np.float64]
 Observation = NDArray[np.float32]
@@ -38,21 +39,9 @@ class BanditFamily:
     std: float
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.k, int | np.integer) and self.k >= 1):
-            message = f"Bandit has k arms and got k={self.k!r}; pass a whole number of at least 1"
-            raise ConfigurationError(message)
-        if self.distribution not in DISTRIBUTIONS:
-            message = (
-                f"Bandit draws rewards from one of {DISTRIBUTIONS} and got "
-                f"distribution={self.distribution!r}; pass one of them"
-            )
-            raise ConfigurationError(message)
-        if not (np.isfinite(self.std) and self.std >= 0):
-            message = (
-                f"Bandit's Gaussian rewards have the standard deviation std and got "
-                f"{self.std!r}; pass a finite number of at least 0"
-            )
-            raise ConfigurationError(message)
+        Whole(1).check("k of Bandit, its number of arms,", self.k)
+        Choice(DISTRIBUTIONS).check("distribution of Bandit's rewards", self.distribution)
+        Real(0).check("std of Bandit's Gaussian rewards", self.std)
 
     def spaces(self) -> tuple[Space[Observation], Discrete]:
         """Return the spaces of one observation and of one action."""

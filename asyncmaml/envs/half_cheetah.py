@@ -17,10 +17,10 @@ from asyncmaml.envs.locomotion import (
     Task,
     TaskLocomotion,
     Velocities,
-    mujoco_required,
 )
+from asyncmaml.envs.mujoco_extra import mujoco_required
 
-with mujoco_required():
+with mujoco_required("the HalfCheetah family"):
     from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
 

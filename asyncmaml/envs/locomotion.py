@@ -10,8 +10,7 @@ have measured, returns are not comparable; `frame_skip=1` comes nearest.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Self
 
 import gymnasium
@@ -20,7 +19,8 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
 from asyncmaml.envs.mujoco_log import quiet_mujoco
-from asyncmaml.errors import ConfigurationError, MissingExtraError
+from asyncmaml.errors import ConfigurationError
+from asyncmaml.option_kinds import Real, Whole
 
 FloatArray = NDArray[np.float64]
 Task = Mapping[str, ArrayLike]
@@ -29,23 +29,6 @@ _REPLACED = {
     "exclude_current_positions_from_observation": "the position never is in the observation",
     "forward_reward_weight": "the task's reward takes the forward reward's place",
 }
-
-
-@contextmanager
-def mujoco_required() -> Iterator[None]:
-    """Say which extra brings MuJoCo, around an import of Gymnasium's environments.
-
-    Raises:
-        MissingExtraError: MuJoCo is not installed.
-    """
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        message = (
-            "the HalfCheetah and Ant families need MuJoCo, which is not installed; run "
-            "pip install 'asyncmaml[mujoco]'"
-        )
-        raise MissingExtraError(message) from error
 
 
 class TaskKind(ABC):
@@ -179,10 +162,11 @@ class TaskLocomotion(gymnasium.Env[FloatArray, NDArray[np.float32]]):
 
     Args:
         kind: The tasks.
-        action_scale: Actions lie in ±`action_scale`, s. Beyond it they are clipped, and ±s is
-            mapped to the actuators' range: NormalizedActionWrapper of the source. With 10, the
-            sources' presets, a policy whose standard deviation is 1 uses a tenth of the range.
-            Navigation2D's `action_scale` goes the other way: it multiplies the action.
+        action_scale: A bound: actions lie in ±`action_scale`, s. Beyond it they are clipped, and
+            ±s is mapped to the actuators' range: NormalizedActionWrapper of the source. With 10,
+            the sources' presets, a policy whose standard deviation is 1 uses a tenth of the range.
+            The `action_scale` of Navigation2D is no bound but a factor of the action: a larger one
+            makes longer steps there, and gentler ones here.
         frame_skip: Physics steps of 0.01 s in one step.
         task: The first task; None: the kind's default.
         **mujoco: For Gymnasium's environment.
@@ -204,18 +188,8 @@ class TaskLocomotion(gymnasium.Env[FloatArray, NDArray[np.float32]]):
         for name in _REPLACED.keys() & mujoco.keys():
             message = f"{family} does not take {name}: {_REPLACED[name]}; leave it out"
             raise ConfigurationError(message)
-        if not (np.isfinite(action_scale) and action_scale > 0):
-            message = (
-                f"{family} takes actions within ±action_scale and got {action_scale!r}; pass a "
-                "finite number above 0"
-            )
-            raise ConfigurationError(message)
-        if not (isinstance(frame_skip, int | np.integer) and frame_skip >= 1):
-            message = (
-                f"{family} makes frame_skip physics steps in one step and got {frame_skip!r}; "
-                "pass a whole number of at least 1"
-            )
-            raise ConfigurationError(message)
+        Real(0, above=True).check(f"action_scale of {family}, the bound of actions,", action_scale)
+        Whole(1).check(f"frame_skip of {family}, physics steps in one step,", frame_skip)
         self._family = family
         self._kind = kind
         value = kind.default if task is None else kind.value_of(task, family)
@@ -279,12 +253,12 @@ class TaskLocomotion(gymnasium.Env[FloatArray, NDArray[np.float32]]):
 
 
 def _check_range(family: str, what: str, low: float, high: float, bonus: float) -> None:
-    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+    for name, value in (("low", low), ("high", high)):
+        Real().check(f"{name} of {family}'s {what}", value)
+    if low > high:
         message = (
-            f"{family} draws {what} from [low, high] and got low={low!r}, high={high!r}; "
-            "pass two finite numbers with low <= high"
+            f"{family} draws {what} from [low, high]: low={low!r} is above "
+            f"high={high!r}; pass low <= high"
         )
         raise ConfigurationError(message)
-    if not np.isfinite(bonus):
-        message = f"{family} adds bonus to each reward and got {bonus!r}; pass a finite number"
-        raise ConfigurationError(message)
+    Real().check(f"bonus of {family}, added to each reward,", bonus)

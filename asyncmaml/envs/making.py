@@ -6,8 +6,7 @@ the user's registrations nor the user's modules to have been imported before.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -15,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
+from asyncmaml.envs.mujoco_extra import mujoco_required
 from asyncmaml.envs.mujoco_log import quiet_mujoco
 from asyncmaml.envs.registrations import (
     find_spec,
@@ -23,11 +23,13 @@ from asyncmaml.envs.registrations import (
     with_objects_of_main,
 )
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
-from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
+from asyncmaml.errors import ConfigurationError, UnknownEnvironmentError
+from asyncmaml.option_kinds import OrNone, Whole
 
 __all__ = ["EnvMaker", "quiet_mujoco", "register_all", "registered_by_user"]
 
 AnyEnv = gymnasium.Env[Any, Any]
+_TIME_LIMIT = OrNone(Whole(1), "the environment's own time limit")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class EnvMaker:
             ConfigurationError: `env_kwargs` or `max_episode_steps` is out of its range.
         """
         kwargs = _checked_kwargs(env_kwargs)
-        limit = _checked_limit(max_episode_steps)
+        limit = _TIME_LIMIT.check("max_episode_steps", max_episode_steps)
         if isinstance(env, str):
             env = find_spec(env)
         if isinstance(env, EnvSpec):
@@ -106,7 +108,7 @@ class EnvMaker:
             ConfigurationError: The callable returned something else.
             MissingExtraError: It needs MuJoCo, which is not installed.
         """
-        with quiet_mujoco(), _extra_named(self.name):
+        with quiet_mujoco(), mujoco_required(self.name):
             if isinstance(self.source, EnvSpec):
                 return gymnasium.make(self.source)
             env = self.source(**self.env_kwargs)
@@ -159,20 +161,6 @@ class EnvMaker:
         return cast(Callable[..., object], creator) if steps_by_row(creator) else None
 
 
-@contextmanager
-def _extra_named(name: str) -> Iterator[None]:
-    """Say which extra of ours brings a package that is missing."""
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        if "mujoco" not in str(error).lower():
-            raise
-        message = (
-            f"{name} needs MuJoCo, which is not installed; run pip install 'asyncmaml[mujoco]'"
-        )
-        raise MissingExtraError(message) from error
-
-
 def _checked_kwargs(env_kwargs: object) -> dict[str, Any]:
     if env_kwargs is None:
         return {}
@@ -181,19 +169,5 @@ def _checked_kwargs(env_kwargs: object) -> dict[str, Any]:
     message = (
         f"env_kwargs is {env_kwargs!r}; pass a dict of the environment's keywords, such as "
         "{'render_mode': 'rgb_array'}, or None"
-    )
-    raise ConfigurationError(message)
-
-
-def _checked_limit(max_episode_steps: object) -> int | None:
-    if max_episode_steps is None:
-        return None
-    if hasattr(max_episode_steps, "__index__") and not isinstance(max_episode_steps, bool):
-        limit = int(cast(int, max_episode_steps))  # TimeLimit refuses numpy's integers
-        if limit >= 1:
-            return limit
-    message = (
-        f"max_episode_steps is {max_episode_steps!r}; pass a whole number of at least 1, or None "
-        "for the environment's own time limit"
     )
     raise ConfigurationError(message)

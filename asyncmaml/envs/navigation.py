@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from asyncmaml.envs.rows import RowVectorEnv
 from asyncmaml.errors import ConfigurationError
+from asyncmaml.option_kinds import Real
 
 FloatArray = NDArray[np.float32]
 
@@ -71,8 +72,9 @@ class Navigation2DEnv(gymnasium.Env[FloatArray, FloatArray]):
     Args:
         low: Least coordinate of a sampled goal.
         high: Greatest coordinate of a sampled goal.
-        action_scale: Multiplies the action before it is clipped. With 0.1 actions lie in ±1, as
-            in Finn et al.'s code, which scales a normalised action to ±0.1.
+        action_scale: A factor: multiplies the action before it is clipped. With 0.1 actions lie in
+            ±1, as in Finn et al.'s code, which scales a normalised action to ±0.1. The
+            `action_scale` of the MuJoCo families is no factor but the bound of their actions.
         task: The first task; None: the goal `(high, high)`.
     """
 
@@ -200,18 +202,15 @@ def _spaces(action_scale: float) -> tuple[Space[FloatArray], Space[FloatArray]]:
 
 
 def _check_settings(low: float, high: float, action_scale: float) -> None:
-    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+    for name, value in (("low", low), ("high", high)):
+        Real().check(f"{name} of Navigation2D's goals", value)
+    if low > high:
         message = (
-            f"Navigation2D draws goals from [low, high] and got low={low!r}, high={high!r}; "
-            "pass two finite numbers with low <= high"
+            f"Navigation2D draws goals from [low, high]: low={low!r} is above "
+            f"high={high!r}; pass low <= high"
         )
         raise ConfigurationError(message)
-    if not (np.isfinite(action_scale) and action_scale > 0):
-        message = (
-            f"Navigation2D multiplies actions by action_scale and got {action_scale!r}; "
-            "pass a finite number above 0"
-        )
-        raise ConfigurationError(message)
+    Real(0, above=True).check("action_scale of Navigation2D, the factor of actions,", action_scale)
 
 
 def _goal_of(task: Mapping[str, ArrayLike]) -> FloatArray:

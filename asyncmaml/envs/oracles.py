@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asyncmaml.errors import ConfigurationError
+from asyncmaml.option_kinds import Real, Whole
 
 FloatArray = NDArray[np.float64]
 
@@ -181,9 +182,5 @@ def _tables(transitions: ArrayLike, rewards: ArrayLike) -> tuple[FloatArray, Flo
 
 
 def _check(horizon: int, discount: float) -> None:
-    if not (isinstance(horizon, int | np.integer) and horizon >= 1 and 0.0 <= discount <= 1.0):
-        message = (
-            "an MDP is solved for a whole number of steps and a discount in [0, 1], got "
-            f"horizon={horizon!r}, discount={discount!r}"
-        )
-        raise ConfigurationError(message)
+    Whole(1).check("horizon of an MDP", horizon)
+    Real(0, 1).check("discount of an MDP", discount)

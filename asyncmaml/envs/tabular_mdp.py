@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from asyncmaml.envs.row_streams import RowStreams, standard_normals
 from asyncmaml.envs.rows import RowVectorEnv, checked_choices
 from asyncmaml.errors import ConfigurationError
+from asyncmaml.option_kinds import Real, Whole
 
 FloatArray = NDArray[np.float64]
 Observation = NDArray[np.float32]
@@ -37,20 +38,9 @@ class MDPFamily:
     reward_std: float
 
     def __post_init__(self) -> None:
-        for name in ("num_states", "num_actions"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | np.integer) and value >= 1):
-                message = (
-                    f"TabularMDP got {name}={value!r}; pass a whole number of at least 1, such as "
-                    f"the source's {10 if name == 'num_states' else 5}"
-                )
-                raise ConfigurationError(message)
-        if not (np.isfinite(self.reward_std) and self.reward_std >= 0):
-            message = (
-                "TabularMDP's rewards have the standard deviation reward_std and got "
-                f"{self.reward_std!r}; pass a finite number of at least 0"
-            )
-            raise ConfigurationError(message)
+        Whole(1).check("num_states of TabularMDP", self.num_states)
+        Whole(1).check("num_actions of TabularMDP", self.num_actions)
+        Real(0).check("reward_std of TabularMDP", self.reward_std)
 
     def spaces(self) -> tuple[Space[Observation], Discrete]:
         """Return the spaces of one observation and of one action."""

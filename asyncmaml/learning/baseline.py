@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 
 from asyncmaml.episodes import BatchEpisodes
-from asyncmaml.errors import ConfigurationError, LearningError
+from asyncmaml.errors import LearningError
+from asyncmaml.option_kinds import Real
 
 LARGEST_OBSERVATION = 10.0  # rllab clips here before it squares
 STEPS_PER_UNIT = 100.0  # of the time features; rllab
-LARGEST_REGULARIZATION_RAISES = 5  # each to ten times as much; rllab
-MOST_NUMBERS = 256  # of one observation; images beyond it are averaged over neighbours
+CHOLESKY_TRIES = 5  # each with ten times the regularization of the one before; rllab
+MOST_NUMBERS = 256  # of one observation: pixels, or kinds of an integer one
 
 
 class LinearFeatureBaseline:
     """Predicts the discounted return of a step from features of its observation and time.
 
     The features of an observation o at step t are o, clipped to +-10, its square, t / 100, its
-    square and cube, and 1. An integer observation (a `Discrete` space) becomes one-hot; images of
-    uint8 are scaled to [0, 1], and averaged over neighbours to at most 256 numbers.
+    square and cube, and 1. An integer observation (a `Discrete` space) becomes one-hot over the
+    kinds that these episodes saw, if they saw at most 256; beyond that it stays one number, clipped
+    as any. Numbers of uint8 are scaled to [0, 1]; observations of more than 256 numbers, images
+    above all, are averaged over neighbours to 256.
 
     Args:
         regularization: Weight of the coefficients' squares beside the squared errors.
@@ -32,10 +35,8 @@ class LinearFeatureBaseline:
     """
 
     def __init__(self, regularization: float = 1e-5) -> None:
-        if not 0 < regularization < float("inf"):
-            message = f"regularization must be above 0 and finite, got {regularization}"
-            raise ConfigurationError(message)
-        self.regularization = float(regularization)
+        kind = Real(0, above=True)
+        self.regularization: float = kind.check("regularization", regularization)
 
     def values(self, episodes: BatchEpisodes) -> Tensor:
         """Fit on the returns of `episodes` and return the predictions, `(T, B)`, float64.
@@ -62,7 +63,8 @@ class LinearFeatureBaseline:
         """Return the coefficients `(F,)` of features `(N, F)` nearest to targets `(N,)`.
 
         Normal equations in float64, by Cholesky's method; if they are singular even so, with ten
-        times the regularization each time, and at last by singular values.
+        times the regularization each time, five tries in all, and at last by singular values of
+        the original ones.
 
         Raises:
             LearningError: A number is not finite.
@@ -78,7 +80,7 @@ class LinearFeatureBaseline:
         gram, moments = features.mT @ features, features.mT @ targets
         identity = torch.eye(len(gram), dtype=torch.float64)
         regularization = self.regularization
-        for _ in range(LARGEST_REGULARIZATION_RAISES):
+        for _ in range(CHOLESKY_TRIES):
             factor, failed = torch.linalg.cholesky_ex(gram + regularization * identity)
             if not failed:
                 coefficients = torch.cholesky_solve(moments.unsqueeze(1), factor).squeeze(1)

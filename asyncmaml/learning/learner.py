@@ -9,7 +9,6 @@ tensors; who samples the episodes, and when, it does not know. An iteration with
     report = learner.update([(pre, ..., post), ...])  theta moves, in place
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,6 +25,7 @@ from asyncmaml.learning.groups import STACK_BELOW_ROWS, TaskGroup, group_tasks
 from asyncmaml.learning.mlp import Params
 from asyncmaml.learning.objectives import find_objective, likelihood_ratio
 from asyncmaml.learning.phases import Phase, make_phase, masked_mean
+from asyncmaml.option_kinds import Flag, Many, Real, Whole
 
 NOT_APPLICABLE = float("nan")
 NO_GRADIENT = "the gradient is 0: no advantage tells one action from another"
@@ -33,6 +33,10 @@ NO_GRADIENT = "the gradient is 0: no advantage tells one action from another"
 # 0.1, 2e-4 at 0.01; and eight times as much at most (17 numbers in, 6 out, 2 x 100).
 RATIO_TOLERANCE = 1e-4
 LARGEST_TO_MEAN = 100
+# 0 is good: with it nothing adapts, which one may want to compare with.
+_STEP_SIZES = Many(
+    Real(0), "RATES", "one finite number of at least 0 for each update, such as (0.1, 0.05)"
+)
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,7 @@ class MetaLearner(ABC):
         bootstrap_truncated: bool = False,
         stack_below_rows: int = STACK_BELOW_ROWS,
     ) -> None:
-        self.step_sizes = tuple(float(step_size) for step_size in step_sizes)
-        if not self.step_sizes or not all(0 <= size < math.inf for size in self.step_sizes):
-            message = f"step_sizes must be one or more finite numbers from 0, got {step_sizes}"
-            raise ConfigurationError(message)
-        check_number("gae_lambda", gae_lambda, 0, 1)
-        check_number("stack_below_rows", stack_below_rows, 0)
+        self.step_sizes: tuple[float, ...] = _STEP_SIZES.check("step_sizes", step_sizes)
         find_objective(objective)
         if not trainable_names(policy):
             message = "the policy has no parameter that requires a gradient: nothing to learn"
@@ -114,10 +113,11 @@ class MetaLearner(ABC):
         self.objective = objective
         self.ratio_tolerance = RATIO_TOLERANCE
         self.baseline = LinearFeatureBaseline()
-        self._gae_lambda = float(gae_lambda)
-        self._bootstrap_truncated = bool(bootstrap_truncated)
-        stacks = getattr(policy, "accepts_stacked_params", False)
-        self._stack_below_rows = int(stack_below_rows) if stacks else 0
+        self._gae_lambda = Real(0, 1).check("gae_lambda", gae_lambda)
+        self._bootstrap_truncated = Flag().check("bootstrap_truncated", bootstrap_truncated)
+        self._stack_below_rows: int = Whole(0).check("stack_below_rows", stack_below_rows)
+        if not getattr(policy, "accepts_stacked_params", False):
+            self._stack_below_rows = 0
 
     # ---- before the update ----
 
@@ -268,11 +268,3 @@ class MetaLearner(ABC):
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number of every tensor is finite."""
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
-def check_number(name: str, value: float, least: float, most: float = math.inf) -> None:
-    """Raise ConfigurationError unless a finite `value` lies between both, inclusive."""
-    if not (least <= value <= most and math.isfinite(value)):
-        wanted = f"from {least:g}" if most == math.inf else f"in [{least:g}, {most:g}]"
-        message = f"{name} must be a finite number {wanted}, got {value!r}"
-        raise ConfigurationError(message)

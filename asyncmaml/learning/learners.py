@@ -9,6 +9,7 @@ from asyncmaml.learning.learner import MetaLearner
 from asyncmaml.learning.maml_trpo import MAMLTRPO
 from asyncmaml.learning.promp import ProMP
 from asyncmaml.learning.reptile import Reptile
+from asyncmaml.option_kinds import Choice
 
 LEARNERS: dict[str, type[MetaLearner]] = {
     "maml-trpo": MAMLTRPO,
@@ -23,11 +24,9 @@ def make_learner(name: str, policy: nn.Module, **options: Any) -> MetaLearner:
     Raises:
         ConfigurationError: There is no such learner or option, or an option is out of its range.
     """
-    if name not in LEARNERS:
-        message = f"learner must be one of {sorted(LEARNERS)}, got {name!r}"
-        raise ConfigurationError(message)
+    learner = LEARNERS[Choice(tuple(LEARNERS)).check("learner", name)]
     try:
-        return LEARNERS[name](policy, **options)
+        return learner(policy, **options)
     except TypeError as error:
         message = f"{name} does not take these options: {error}"
         raise ConfigurationError(message) from error

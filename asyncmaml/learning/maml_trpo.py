@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.adaptation import adapted
 from asyncmaml.learning.chain import AdaptationChain
 from asyncmaml.learning.conjugate_gradient import Solution, conjugate_gradient
@@ -34,11 +33,12 @@ from asyncmaml.learning.curvature import fisher_of
 from asyncmaml.learning.distributions import detached, mean_kl
 from asyncmaml.learning.gauss_newton import LinearizedGroup, Point, curvature_times
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, ParameterLayout, TaskGroup
-from asyncmaml.learning.learner import NO_GRADIENT, MetaLearner, UpdateReport, check_number
+from asyncmaml.learning.learner import NO_GRADIENT, MetaLearner, UpdateReport
 from asyncmaml.learning.mlp import Params
 from asyncmaml.learning.objectives import likelihood_ratio_loss
 from asyncmaml.learning.phases import Phase, masked_mean
 from asyncmaml.learning.products import Tensors, leaves_of
+from asyncmaml.option_kinds import Choice, Flag, OrNone, Real, Whole
 
 CURVATURES = ("exact", "cheap")
 
@@ -98,26 +98,17 @@ class MAMLTRPO(MetaLearner):
             bootstrap_truncated=bootstrap_truncated,
             stack_below_rows=stack_below_rows,
         )
-        for name, bound in (("max_kl", max_kl), ("max_pre_kl", max_pre_kl)):
-            if bound is not None and not 0 < bound < float("inf"):
-                message = f"{name} must be above 0 and finite, got {bound}"
-                raise ConfigurationError(message)
-        if curvature not in CURVATURES:
-            message = f"curvature must be one of {CURVATURES}, got {curvature!r}"
-            raise ConfigurationError(message)
-        check_number("cg_iterations", cg_iterations, 1)
-        check_number("cg_damping", cg_damping, 0)
-        check_number("line_search_steps", line_search_steps, 1)
-        check_number("line_search_ratio", line_search_ratio, 0.01, 0.99)
-        check_number("exploration", exploration, 0)
-        self.first_order = bool(first_order)
-        self.max_kl = float(max_kl)
-        self.max_pre_kl = max_pre_kl
-        self.curvature = curvature
-        self.exploration = float(exploration)
-        self._cg_iterations, self._cg_damping = int(cg_iterations), float(cg_damping)
-        self._line_search_steps = int(line_search_steps)
-        self._line_search_ratio = float(line_search_ratio)
+        bound = Real(0, above=True)
+        self.first_order: bool = Flag().check("first_order", first_order)
+        self.max_kl: float = bound.check("max_kl", max_kl)
+        self.max_pre_kl: float | None = OrNone(bound).check("max_pre_kl", max_pre_kl)
+        self.curvature: str = Choice(CURVATURES).check("curvature", curvature)
+        self.exploration: float = Real(0).check("exploration", exploration)
+        self._cg_iterations: int = Whole(1).check("cg_iterations", cg_iterations)
+        self._cg_damping: float = Real(0).check("cg_damping", cg_damping)
+        self._line_search_steps: int = Whole(1).check("line_search_steps", line_search_steps)
+        ratio = Real(0.01, 0.99)
+        self._line_search_ratio: float = ratio.check("line_search_ratio", line_search_ratio)
         self._layout = ParameterLayout(policy)
 
     def update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from asyncmaml.errors import ConfigurationError, ParameterError
+from asyncmaml.option_kinds import LAYER_SIZES, Whole
 
 _LEAST_EXACT_PRODUCT = 400
 
@@ -66,18 +67,13 @@ class MLPPolicy(nn.Module):
         head: str | None = None,
     ) -> None:
         super().__init__()
-        sizes = [int(size) for size in (input_size, *hidden_sizes, output_size)]
-        if min(sizes) < 1 or observation_ndim < 0:
-            message = (
-                f"{type(self).__name__} needs layer sizes from 1 and observation_ndim from 0, "
-                f"got {sizes} and {observation_ndim}"
-            )
-            raise ConfigurationError(message)
-        self.input_size, self.output_size = sizes[0], sizes[-1]
-        self.hidden_sizes = tuple(sizes[1:-1])
-        self.observation_ndim = int(observation_ndim)
+        self.input_size: int = Whole(1).check("input_size", input_size)
+        self.output_size: int = Whole(1).check("output_size", output_size)
+        self.hidden_sizes: tuple[int, ...] = LAYER_SIZES.check("hidden_sizes", hidden_sizes)
+        self.observation_ndim: int = Whole(0).check("observation_ndim", observation_ndim)
         self.observation_start = int(observation_start)
         self.nonlinearity_name, self.nonlinearity = _named_nonlinearity(nonlinearity)
+        sizes = (self.input_size, *self.hidden_sizes, self.output_size)
         names = [f"layer{number}" for number in range(1, len(sizes))]
         names[-1] = head or names[-1]
         for name, inputs, outputs in zip(names, sizes, sizes[1:], strict=False):

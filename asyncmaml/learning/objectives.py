@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.phases import Phase, masked_mean
+from asyncmaml.option_kinds import Choice
 
 Objective: TypeAlias = Callable[[Distribution, Phase], Tensor]
 
@@ -73,7 +73,4 @@ def find_objective(name: str) -> Objective:
     Raises:
         ConfigurationError: There is none.
     """
-    if name not in OBJECTIVES:
-        message = f"objective must be one of {sorted(OBJECTIVES)}, got {name!r}"
-        raise ConfigurationError(message)
-    return OBJECTIVES[name]
+    return OBJECTIVES[Choice(tuple(sorted(OBJECTIVES))).check("objective", name)]

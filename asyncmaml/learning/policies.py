@@ -9,10 +9,12 @@ import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.mlp import MLPPolicy, Nonlinearity, Params
+from asyncmaml.option_kinds import Many, Real, Whole
 
 __all__ = ["CategoricalMLPPolicy", "MLPPolicy", "MultiCategoricalMLPPolicy", "NormalMLPPolicy"]
+
+_NVEC = Many(Whole(1), "NVEC", "one whole number of at least 1 for each choice")
 
 
 class CategoricalMLPPolicy(MLPPolicy):
@@ -88,12 +90,10 @@ class NormalMLPPolicy(MLPPolicy):
             observation_start=observation_start,
             head="mu",
         )
-        if not (init_std > 0 and min_std > 0):
-            message = f"init_std and min_std must be above 0, got {init_std} and {min_std}"
-            raise ConfigurationError(message)
-        self.init_std, self.min_std = float(init_std), float(min_std)
-        self._min_log_std = math.log(min_std)
-        self.sigma = nn.Parameter(torch.full((self.output_size,), math.log(init_std)))
+        self.init_std: float = Real(0, above=True).check("init_std", init_std)
+        self.min_std: float = Real(0, above=True).check("min_std", min_std)
+        self._min_log_std = math.log(self.min_std)
+        self.sigma = nn.Parameter(torch.full((self.output_size,), math.log(self.init_std)))
 
     def _distribution(self, outputs: Tensor, params: Params) -> Distribution:
         scale = params["sigma"].clamp(min=self._min_log_std).exp()
@@ -130,10 +130,7 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
         observation_ndim: int = 1,
         observation_start: int = 0,
     ) -> None:
-        counts = tuple(int(count) for count in nvec)
-        if not counts or min(counts) < 1:
-            message = f"nvec must hold a number from 1 for each choice, got {counts}"
-            raise ConfigurationError(message)
+        counts: tuple[int, ...] = _NVEC.check("nvec", nvec)
         total = sum(counts)
         super().__init__(
             input_size,

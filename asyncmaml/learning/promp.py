@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from asyncmaml.errors import ConfigurationError, LearningError
+from asyncmaml.errors import LearningError
 from asyncmaml.learning.chain import AdaptationChain
 from asyncmaml.learning.distributions import detached, mean_kl
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, ParameterLayout, TaskGroup
@@ -27,12 +27,12 @@ from asyncmaml.learning.learner import (
     MetaLearner,
     UpdateReport,
     all_finite,
-    check_number,
 )
 from asyncmaml.learning.mlp import Params
 from asyncmaml.learning.objectives import likelihood_ratio
 from asyncmaml.learning.phases import Phase, masked_mean
 from asyncmaml.learning.products import Tensors, leaves_of
+from asyncmaml.option_kinds import Flag, Real, Whole
 
 
 class ProMP(MetaLearner):
@@ -78,18 +78,14 @@ class ProMP(MetaLearner):
             bootstrap_truncated=bootstrap_truncated,
             stack_below_rows=stack_below_rows,
         )
-        for name, value in (("learning_rate", learning_rate), ("clip", clip)):
-            if not 0 < value < float("inf"):
-                message = f"{name} must be above 0 and finite, got {value}"
-                raise ConfigurationError(message)
-        check_number("epochs", epochs, 1)
-        check_number("inner_kl", inner_kl, 0)
-        self.epochs, self.clip = int(epochs), float(clip)
-        self.inner_kl = float(inner_kl)
-        self.first_order = bool(first_order)
+        rate = Real(0, above=True).check("learning_rate", learning_rate)
+        self.epochs: int = Whole(1).check("epochs", epochs)
+        self.clip: float = Real(0, above=True).check("clip", clip)
+        self.inner_kl: float = Real(0).check("inner_kl", inner_kl)
+        self.first_order: bool = Flag().check("first_order", first_order)
         self._layout = ParameterLayout(policy)
         moving = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.Adam(moving, lr=float(learning_rate))
+        self._optimizer = torch.optim.Adam(moving, lr=rate)
 
     def update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:
         """See `MetaLearner.update`. What is not finite undoes every epoch."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from asyncmaml.errors import ConfigurationError
 from asyncmaml.learning.adaptation import adapted
 from asyncmaml.learning.distributions import mean_kl
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, ParameterLayout, TaskGroup
@@ -19,6 +18,7 @@ from asyncmaml.learning.learner import NOT_APPLICABLE, MetaLearner, UpdateReport
 from asyncmaml.learning.mlp import Params
 from asyncmaml.learning.objectives import likelihood_ratio_loss
 from asyncmaml.learning.phases import Phase
+from asyncmaml.option_kinds import Real
 
 
 class Reptile(MetaLearner):
@@ -56,10 +56,8 @@ class Reptile(MetaLearner):
             bootstrap_truncated=bootstrap_truncated,
             stack_below_rows=stack_below_rows,
         )
-        if not 0 < outer_step_size <= 1:
-            message = f"outer_step_size must be in (0, 1], got {outer_step_size}"
-            raise ConfigurationError(message)
-        self.outer_step_size = float(outer_step_size)
+        share = Real(0, 1, above=True)
+        self.outer_step_size: float = share.check("outer_step_size", outer_step_size)
         self._layout = ParameterLayout(policy)
 
     def update(self, tasks: Sequence[Sequence[Phase]]) -> UpdateReport:

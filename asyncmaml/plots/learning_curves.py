@@ -113,7 +113,7 @@ def curve(runs: Sequence[Run], name: str, updates: int) -> Curve:
             middle = statistics.fmean(values)
             reach = statistics.stdev(values) if len(runs) > 1 else 0.0
             if len(runs) == 1 and rows[0][f"{name}_sd_{updates}"] is not None:
-                num_tasks = runs[0].config.tasks_per_iteration
+                num_tasks = _num_tasks(runs[0].config, rows[0], name)
                 reach = rows[0][f"{name}_sd_{updates}"] / num_tasks**0.5
                 reach *= student_quantile(num_tasks - 1)
             found.iterations.append(iteration)
@@ -121,6 +121,16 @@ def curve(runs: Sequence[Run], name: str, updates: int) -> Curve:
             found.low.append(middle - reach)
             found.high.append(middle + reach)
     return found
+
+
+def _num_tasks(config: TrainConfig, row: Row, name: str) -> int:
+    """Return how many tasks a return is the mean of: fewer than configured if some failed."""
+    if name == "evaluation_return":
+        counted, configured = row.get("evaluation_tasks"), config.evaluation_tasks
+    else:
+        counted, configured = row.get("tasks"), config.tasks_per_iteration
+    # Runs of before that column was written have none.
+    return configured if counted is None else int(counted)
 
 
 def _draw_group(

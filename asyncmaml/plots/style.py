@@ -65,8 +65,8 @@ def new_figure(width: float, height: float, path: Path) -> "Iterator[Figure]":
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        message = "pictures need matplotlib; run pip install 'asyncmaml[plot]'"
-        raise MissingExtraError(message) from error
+        who = "drawing"
+        raise MissingExtraError.naming(who, "matplotlib", "asyncmaml[plot]") from error
     with matplotlib.rc_context(cast(Any, _SETTINGS)):
         figure = Figure(figsize=(width, height), layout="constrained")
         kinds = FigureCanvasAgg(figure).get_supported_filetypes()

@@ -1,28 +1,14 @@
-"""The checks of what a caller passes to a sampler."""
+"""The checks of what a caller passes to a sampler, beside those of `option_kinds`."""
 
 import math
 import os
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import torch
 
 from asyncmaml.errors import ConfigurationError
-
-
-def whole_number(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as an int from `minimum` to `maximum`.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        number = value.__index__()
-        if number >= minimum and (maximum is None or number <= maximum):
-            return number
-    limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-    message = f"{name} is {value!r}; wanted a whole number {limits}"
-    raise ConfigurationError(message)
+from asyncmaml.option_kinds import OrNone, Whole
 
 
 def positive_seconds(name: str, value: Any) -> float:
@@ -35,19 +21,6 @@ def positive_seconds(name: str, value: Any) -> float:
     if number is not None and number > 0:
         return number
     message = f"{name} is {value!r}; wanted a positive number of seconds"
-    raise ConfigurationError(message)
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return `value` as a number in [0, 1].
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    number = _real(value)
-    if number is not None and 0 <= number <= 1:
-        return number
-    message = f"{name} is {value!r}; wanted a number between 0 and 1"
     raise ConfigurationError(message)
 
 
@@ -65,7 +38,8 @@ def optional_seed(value: Any) -> int | None:
     Raises:
         ConfigurationError: It is none of both.
     """
-    return None if value is None else whole_number("seed", value, 0)
+    seed: int | None = OrNone(Whole(0)).check("seed", value)
+    return seed
 
 
 def torch_device(value: str | torch.device) -> torch.device:

@@ -19,14 +19,13 @@ from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import sample_tasks, task_setter
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import NotFiniteError, SamplerStateError
+from asyncmaml.option_kinds import Real, Whole
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.actor import to_environment
 from asyncmaml.sampling.arguments import (
-    fraction,
     optional_seed,
     torch_device,
     usable_cores,
-    whole_number,
 )
 from asyncmaml.sampling.intraop import one_intraop_thread, padded
 from asyncmaml.sampling.noise_store import NoiseStore
@@ -75,14 +74,15 @@ class BatchSampler:
         clip_actions: bool = True,
     ) -> None:
         maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps)
-        self._batch_size = whole_number("batch_size", batch_size, 1)
+        self._batch_size = Whole(1).check("batch_size", batch_size)
         workers = usable_cores() if num_workers is None else num_workers
-        workers = whole_number("num_workers", workers, 0)
+        workers = Whole(0).check("num_workers", workers)
         self._device = torch_device(device)
         self._seeds = Seeds(optional_seed(seed))
         self._task: Any = None
-        self._num_envs = self._batch_size if num_envs is None else num_envs
-        whole_number("num_envs", self._num_envs, 1)
+        self._num_envs = self._batch_size
+        if num_envs is not None:
+            self._num_envs = Whole(1).check("num_envs", num_envs)
         self._num_workers = workers
         self._maker = maker
         self._task_env: gymnasium.Env[Any, Any] = maker.make()
@@ -117,9 +117,10 @@ class BatchSampler:
     ) -> BatchEpisodes:
         """Sample a batch of episodes; see `AsyncSampler.sample`."""
         self._check_open()
-        size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
+        size = self._batch_size if batch_size is None else Whole(1).check("batch_size", batch_size)
         snapshot = PolicySnapshot(policy, params, self._device)
-        episodes = BatchEpisodes(size, gamma=fraction("gamma", gamma), device=str(self._device))
+        discount = Real(0, 1).check("gamma", gamma)
+        episodes = BatchEpisodes(size, gamma=discount, device=str(self._device))
         streams = self._seeds.next_request(optional_seed(seed))
         with one_intraop_thread() as row_block, torch.inference_mode():
             self._fill(episodes, snapshot, streams, row_block)
@@ -192,7 +193,7 @@ class BatchSampler:
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Any]:
         """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
         self._check_open()
-        number, call_seed = whole_number("num_tasks", num_tasks, 1), optional_seed(seed)
+        number, call_seed = Whole(1).check("num_tasks", num_tasks), optional_seed(seed)
         return sample_tasks(self._task_env, number, self._seeds.next_tasks(call_seed))
 
     def reset_task(self, task: Any) -> None:

@@ -17,13 +17,12 @@ from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import sample_tasks
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import ConfigurationError, EventLoopError, SamplerStateError
+from asyncmaml.option_kinds import OrNone, Real, Whole
 from asyncmaml.sampling.arguments import (
-    fraction,
     optional_seed,
     positive_seconds,
     torch_device,
     usable_cores,
-    whole_number,
 )
 from asyncmaml.sampling.engine import Engine, Opened
 from asyncmaml.sampling.episode_stream import EpisodeStream
@@ -119,20 +118,16 @@ class AsyncSampler:
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         self._maker = EnvMaker.resolve(env, env_kwargs, max_episode_steps, vectorized=vectorized)
-        self._batch_size = whole_number("batch_size", batch_size, 1)
+        self._batch_size = Whole(1).check("batch_size", batch_size)
         if num_workers is None:
             num_workers = usable_cores()
-        if envs_per_worker is not None:
-            envs_per_worker = whole_number("envs_per_worker", envs_per_worker, 1)
-        if groups_per_worker is not None:
-            groups_per_worker = whole_number("groups_per_worker", groups_per_worker, 1, MAX_GROUPS)
         self._settings = PoolSettings(
-            whole_number("num_workers", num_workers, 0),
-            envs_per_worker,
-            groups_per_worker,
+            Whole(0).check("num_workers", num_workers),
+            OrNone(Whole(1)).check("envs_per_worker", envs_per_worker),
+            OrNone(Whole(1, MAX_GROUPS)).check("groups_per_worker", groups_per_worker),
             positive_seconds("step_timeout", step_timeout),
             positive_seconds("start_timeout", start_timeout),
-            whole_number("max_restarts", max_restarts, 0),
+            Whole(0).check("max_restarts", max_restarts),
             checked_start_method(start_method),
             checked_output_mode(worker_output),
             bool(check_spaces),
@@ -267,7 +262,7 @@ class AsyncSampler:
             WorkerTimeoutError: The same, because they did not answer in time.
         """
         engine, _ = self._open()
-        size = self._batch_size if batch_size is None else whole_number("batch_size", batch_size, 1)
+        size = self._batch_size if batch_size is None else Whole(1).check("batch_size", batch_size)
         terms = self._terms(size, gamma, on_error, first)
         snapshot, streams, task = self._begin(policy, params, task, seed)
         loop = asyncio.get_running_loop()
@@ -319,8 +314,8 @@ class AsyncSampler:
             ParameterError: `params` do not fit the policy.
         """
         engine, opened = self._open()
-        size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
-        ahead = opened.num_rows if look_ahead is None else whole_number("look_ahead", look_ahead, 1)
+        size = OrNone(Whole(1)).check("batch_size", batch_size)
+        ahead = opened.num_rows if look_ahead is None else Whole(1).check("look_ahead", look_ahead)
         terms = self._terms(1, gamma, on_error, None)
         snapshot, streams, episode_task = self._begin(policy, params, task, seed)
 
@@ -344,8 +339,8 @@ class AsyncSampler:
         if on_error not in get_args(OnError):
             message = f"on_error is {on_error!r}; wanted one of {', '.join(get_args(OnError))}"
             raise ConfigurationError(message)
-        wanted = size if first is None else whole_number("first", first, 1, size)
-        return Terms(size, fraction("gamma", gamma), str(self._device), wanted, on_error)
+        wanted = size if first is None else Whole(1, size).check("first", first)
+        return Terms(size, Real(0, 1).check("gamma", gamma), str(self._device), wanted, on_error)
 
     def _begin(
         self, policy: Policy, params: Mapping[str, Tensor] | None, task: Any, seed: int | None
@@ -379,7 +374,7 @@ class AsyncSampler:
             SamplerStateError: The sampler is not open.
         """
         engine, _ = self._open(any_loop=True)
-        number, call_seed = whole_number("num_tasks", num_tasks, 1), optional_seed(seed)
+        number, call_seed = Whole(1).check("num_tasks", num_tasks), optional_seed(seed)
         if engine.task_env is None:
             message = (
                 f"no tasks can be drawn from {self._maker.name}: it has no sample_tasks(num_tasks) "

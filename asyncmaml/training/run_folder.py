@@ -106,14 +106,20 @@ class ProgressFiles:
 
     def __init__(self, folder: RunFolder, history: Sequence[Row]) -> None:
         self._path = folder.progress
+        self._rows: list[Row] = []
         self._names: list[str] = []
         self._rewrite(history)
         self._events = _event_writer(folder.path, len(history))
 
     def add(self, row: Row) -> None:
         """Append a row."""
-        with open(self._path, "a", newline="") as file:
-            file.write(self._lines([row]))
+        if row.keys() <= set(self._names):
+            with open(self._path, "a", newline="") as file:
+                file.write(self._lines([row]))
+            self._rows.append(row)
+        else:
+            # The first row of all, or of a run that another version has begun.
+            self._rewrite([*self._rows, row])
         if self._events is not None:
             for name, value in row.items():
                 if isinstance(value, int | float) and math.isfinite(value):
@@ -127,19 +133,16 @@ class ProgressFiles:
             self._events.close()
 
     def _rewrite(self, history: Sequence[Row]) -> None:
-        self._names = []
-        write_atomically(self._path, lambda new: new.write_text(self._lines(history)))
+        self._rows = list(history)
+        self._names = list(dict.fromkeys(name for row in history for name in row))
+        text = ",".join(self._names) + "\n" + self._lines(history) if history else ""
+        write_atomically(self._path, lambda new: new.write_text(text))
 
     def _lines(self, rows: Sequence[Row]) -> str:
-        """Return rows as CSV, the header before the first row of all."""
+        """Return rows as CSV without a header; a column that a row has not is empty."""
         text = io.StringIO(newline="")
-        for row in rows:
-            writer = csv.DictWriter(text, list(row), lineterminator="\n")
-            if not self._names:
-                self._names = list(row)
-                writer.writeheader()
-            assert self._names == list(row)
-            writer.writerow(row)
+        writer = csv.DictWriter(text, self._names, lineterminator="\n")
+        writer.writerows(rows)
         return text.getvalue()
 
 
