@@ -222,6 +222,22 @@ class ClosingForEverEnv(CountingEnv):
             time.sleep(3600)
 
 
+class HelpedEnv(CountingEnv):
+    """Starts a process that holds all that its worker has open; `folder/PID` tells its number."""
+
+    def __init__(self, how: str, folder: Path, driver: int) -> None:
+        super().__init__()
+        if os.getpid() == driver:  # it makes one for its tasks
+            return
+        told = folder / str(os.getpid())
+        if how == "os.system":
+            os.system(f"sleep 60 & echo $! > {told}")
+        elif helper := os.fork():
+            told.write_text(str(helper))
+        else:
+            signal.pause()
+
+
 class LoudEnv(CountingEnv):
     """Raises with a text as long as its task says."""
 
