@@ -156,5 +156,7 @@ def describe_exit(exitcode: int | None) -> str:
             name = signal.Signals(-exitcode).name
         except ValueError:
             name = f"signal {-exitcode}"
-        return f"was ended by {name}"
+        # Of its own killings the kernel tells nobody but its log.
+        why = " (out of memory, perhaps)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{why}"
     return f"ended with exit code {exitcode}"
