@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,12 @@ def _sample_in_a_pool(method: Any) -> float:
 def test_sampler_inside_a_worker_of_a_pool_samples() -> None:
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.map(_sample_in_a_pool, METHODS) == [30.0] * 3
+
+
+def test_sampler_inside_a_worker_of_an_executor_samples() -> None:
+    context = multiprocessing.get_context("fork")  # the others would load torch again
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        assert list(executor.map(_sample_in_a_pool, ["spawn", "fork"])) == [30.0] * 2
 
 
 def _sample_by_fork_server() -> None:
