@@ -1,6 +1,8 @@
 """An environment that does something to its process; a worker imports this: no torch here."""
 
+import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -110,6 +112,17 @@ def log_too_much() -> None:
 
 def log_what_cannot_be_formatted() -> None:
     logging.getLogger("env").error("%d", "no number")
+
+
+def touch_cuda() -> None:
+    import torch
+
+    with contextlib.suppress(AssertionError, RuntimeError):  # a machine without, or a fork
+        torch.zeros(1, device="cuda")
+
+
+def collect_garbage() -> None:
+    gc.collect()
 
 
 class DoingEnv(CountingEnv):
