@@ -211,7 +211,11 @@ class TrainConfig:
             ConfigurationError: The file holds no configuration.
             MissingExtraError: YAML needs PyYAML, which is not installed.
         """
-        text = Path(path).read_text()
+        try:
+            text = Path(path).read_text()
+        except UnicodeDecodeError as error:
+            message = f"{os.fspath(path)} holds no configuration: it is no text, {error}"
+            raise ConfigurationError(message) from error
         if Path(path).suffix.lower() in (".yaml", ".yml"):
             from asyncmaml.yaml_config import fields_of_yaml
 
