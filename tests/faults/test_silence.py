@@ -147,6 +147,27 @@ async def test_reset_may_take_longer_than_a_step() -> None:
         assert sampler.statistics.restarts == 0
 
 
+@pytest.mark.filterwarnings("default")  # a fork takes the filters along
+async def test_reset_without_end_is_given_up() -> None:
+    """Forked, so that the same time is more than enough for the start of a worker."""
+    async with AsyncSampler(
+        DoingEnv,
+        {"deed": "hang", "at": "reset"},
+        num_workers=1,
+        envs_per_worker=1,
+        start_method="fork",
+        start_timeout=1.0,
+        max_restarts=0,
+        worker_output="capture",
+    ) as sampler:
+        with pytest.raises(
+            WorkerTimeoutError, match=r"begin an episode within 1\.0 s .*raise start_timeout"
+        ) as caught:
+            await sampler.sample(uniform, batch_size=1)
+    assert (caught.value.batch_id, caught.value.step) == (0, None)
+    assert caught.value.stderr_tail == "I will think about it"
+
+
 class FixedLink(Link):
     """Has arrays, and does nothing."""
 
