@@ -221,6 +221,33 @@ def test_each_thing_that_a_worker_may_be_at_has_its_limit(
     assert told.startswith("worker 7 ")
 
 
+def two_groups_at_work() -> tuple[list[Lane], WorkerWatch]:
+    """Return the lanes of a worker that got a command for each of its groups at 100 s."""
+    table, link = RowTable(8), FixedLink()
+    link.arrays *= 2
+    lanes = [Lane(0, group, 4 * group, 4, table) for group in range(2)]
+    for lane in lanes:
+        lane.link = link
+        lane._order(1, int(Order.STEP))
+        lane.begin_step(100.0)
+    watch = WorkerWatch(0, lanes, lambda lane: lane is lanes[0], step_timeout=10, start_timeout=30)
+    assert watch.complaint(101.0) == ""
+    return lanes, watch
+
+
+def test_time_of_a_command_begins_when_the_one_before_it_is_answered() -> None:
+    lanes, watch = two_groups_at_work()
+    lanes[0].answered_at = 108.0
+    assert watch.complaint(117.9) == ""
+    assert "did not finish a step" in watch.complaint(118.1)
+
+
+def test_reply_that_waits_for_its_tick_is_no_silence() -> None:
+    lanes, watch = two_groups_at_work()
+    lanes[1].is_stepping = False
+    assert watch.complaint(1000.0) == ""
+
+
 async def test_reply_that_comes_too_late_answers_no_later_command(tmp_path: Path) -> None:
     """Its worker is killed, so there is nobody who could give it."""
     async with AsyncSampler(
