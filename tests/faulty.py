@@ -1,6 +1,8 @@
 """An environment that does something to its process; a worker imports this: no torch here."""
 
+import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -112,6 +114,17 @@ def log_what_cannot_be_formatted() -> None:
     logging.getLogger("env").error("%d", "no number")
 
 
+def touch_cuda() -> None:
+    import torch
+
+    with contextlib.suppress(AssertionError, RuntimeError):  # a machine without, or a fork
+        torch.zeros(1, device="cuda")
+
+
+def collect_garbage() -> None:
+    gc.collect()
+
+
 class DoingEnv(CountingEnv):
     """Does `deed`, a function of this module, before step `at`; where there is a `marker`, once.
 
@@ -220,6 +233,22 @@ class ClosingForEverEnv(CountingEnv):
     def close(self) -> None:
         if "asyncmaml.sampling" not in sys.modules:  # in the driver there is one for its tasks
             time.sleep(3600)
+
+
+class HelpedEnv(CountingEnv):
+    """Starts a process that holds all that its worker has open; `folder/PID` tells its number."""
+
+    def __init__(self, how: str, folder: Path, driver: int) -> None:
+        super().__init__()
+        if os.getpid() == driver:  # it makes one for its tasks
+            return
+        told = folder / str(os.getpid())
+        if how == "os.system":
+            os.system(f"sleep 60 & echo $! > {told}")
+        elif helper := os.fork():
+            told.write_text(str(helper))
+        else:
+            signal.pause()
 
 
 class LoudEnv(CountingEnv):

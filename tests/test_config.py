@@ -209,6 +209,13 @@ def test_file_that_holds_something_else_is_named(text: str, reason: str, tmp_pat
     assert str(path) in str(told.value)
 
 
+@pytest.mark.parametrize("name", ["config.json", "config.yaml"])
+def test_file_that_is_no_text_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x02")
+    with pytest.raises(ConfigurationError, match=f"{name} holds no configuration: it is no text"):
+        TrainConfig.load(tmp_path / name)
+
+
 # ---- configurations of pytorch-maml-rl ----
 
 

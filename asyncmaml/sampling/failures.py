@@ -75,7 +75,7 @@ def start_refused(error: OSError) -> WorkerStartError:
     """Return the error for a worker that this machine gives no process or descriptor for."""
     message = f"a worker could not be started: {error}"
     if error.errno == errno.EMFILE:
-        message += "; raise the limit on open files (ulimit -n), each worker takes 8 of them, or "
+        message += "; raise the limit on open files (ulimit -n), each worker takes 9 of them, or "
         message += "lower num_workers"
     return WorkerStartError(message)
 
@@ -96,7 +96,7 @@ def worker_died(worker: int, process: WorkerProcess) -> WorkerDiedError:
 
 
 def _ended(process: WorkerProcess) -> str:
-    process.aio_process.join(0.5)  # it has closed its pipe: it ends
+    process.wait_for_exit(0.5)  # it has closed its pipe: it ends
     return describe_exit(process.exitcode)
 
 

@@ -144,6 +144,8 @@ class ProcessLink(Link):
         self._ended = asyncio.Event()
         self._is_open = True
         self._loop.add_reader(self._pipe, self._receive)
+        if process.exit_descriptor is not None:
+            self._loop.add_reader(process.exit_descriptor, self._process_ended)
         process.output.watch(self._loop)
 
     async def set_up(self, setup: bytes) -> Ready | list[RowFailure] | None:
@@ -226,11 +228,26 @@ class ProcessLink(Link):
             for kind, payload in self._reader.feed(data):
                 self._handle(kind, payload)
         else:
-            self._loop.remove_reader(self._pipe)
-            self._ended.set()
-            self.is_ended = True
-            if self._is_open and self.on_lost is not None:
-                self.on_lost()
+            self._end()
+
+    def _process_ended(self) -> None:
+        """Do as at the end of the pipe, which another process may keep open."""
+        while not self.is_ended and self.has_answered():  # its last answer may still be there
+            self._receive()
+        if not self.is_ended:
+            self._end()
+
+    def _end(self) -> None:
+        self._stop_reading()
+        self._ended.set()
+        self.is_ended = True
+        if self._is_open and self.on_lost is not None:
+            self.on_lost()
+
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._pipe)
+        if self.process.exit_descriptor is not None:
+            self._loop.remove_reader(self.process.exit_descriptor)
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.STEPPED:
@@ -266,6 +283,6 @@ class ProcessLink(Link):
             self._release()
 
     def _release(self) -> None:
-        self._loop.remove_reader(self._pipe)
+        self._stop_reading()
         self._loop.remove_writer(self._pipe)
         self.process.discard()

@@ -5,12 +5,14 @@ leave out its constructor, which would start a manager process (90 ms, blocking)
 is to carry the return value of a coroutine; our workers answer over a pipe of their own.
 """
 
+import errno
 import multiprocessing
 import os
 import signal
 import socket
 import weakref
 from contextlib import ExitStack
+from multiprocessing import connection
 from typing import Any
 
 import aiomultiprocess
@@ -36,6 +38,11 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
         self._start_method: StartMethod = start_method
         self._output_mode: WorkerOutputMode = output
         self.aio_process: Any = None
+        self.exit_descriptor: int | None = None
+        """Readable once the process has ended; None where the kernel offers no such thing.
+
+        A process that the environment has left behind may hold the worker's end of every pipe,
+        multiprocessing's sentinel with them."""
         self._closing = ExitStack()
         """Frees what is ours, in reverse order."""
 
@@ -56,6 +63,18 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
             )
             _started_here.add(self)
             super().start()
+            self._open_exit_descriptor()
+
+    def _open_exit_descriptor(self) -> None:
+        if not hasattr(os, "pidfd_open"):  # Linux alone
+            return
+        try:
+            self.exit_descriptor = os.pidfd_open(self.aio_process.pid)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return  # it has ended already, or a sandbox refuses: the end of the pipe must do
+        self._closing.callback(os.close, self.exit_descriptor)
 
     def _connect(self, theirs: ExitStack) -> WorkerEnds:
         """Make both ends of everything; ours end with `discard`, the worker's with `theirs`."""
@@ -81,6 +100,13 @@ class WorkerProcess(aiomultiprocess.Process):  # type: ignore[misc]  # it ships 
         )
         level = LOGGER.getEffectiveLevel()
         return WorkerEnds(commands, stdout, stderr, records, lifeline, level)
+
+    def wait_for_exit(self, seconds: float) -> None:
+        """Wait until the process has ended, if it is about to."""
+        if self.exit_descriptor is None or self._start_method == "forkserver":
+            self.aio_process.join(seconds)  # a fork server tells the exit code by a pipe of its own
+        else:
+            connection.wait([self.exit_descriptor], seconds)
 
     def discard(self) -> None:
         """Kill the process if it still runs, reap it, and free its descriptors.
@@ -130,5 +156,7 @@ def describe_exit(exitcode: int | None) -> str:
             name = signal.Signals(-exitcode).name
         except ValueError:
             name = f"signal {-exitcode}"
-        return f"was ended by {name}"
+        # Of its own killings the kernel tells nobody but its log.
+        why = " (out of memory, perhaps)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{why}"
     return f"ended with exit code {exitcode}"

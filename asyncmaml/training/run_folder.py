@@ -79,7 +79,8 @@ class RunFolder:
             ConfigurationError: Another process does.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as lock:
+        # For appending: where it is a link, what it leads to is left as it is.
+        with open(self.path / ".lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -12,6 +12,7 @@ interpreter itself as it crashes.
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -48,6 +49,9 @@ class WorkerEnds:
 
 def settle(ends: WorkerEnds) -> None:
     """Make this process a worker: first of all in it, before numpy is imported."""
+    # A fork has its parent's garbage: to collect it here would end what is the parent's to end, the
+    # memory of a GPU or a temporary folder.
+    gc.freeze()
     _end_with_the_driver(ends.lifeline)
     _redirect(ends)
     faulthandler.enable()  # to the new stderr, so that its words reach the error

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fakes import (
     CountingEnv,
     DeadlyEnv,
 )
-from faulty import DoingEnv
+from faulty import DoingEnv, HelpedEnv
 from oracle import PENDULUM, assert_same, lockstep, uniform
 from processes import (
     children,
@@ -111,9 +112,55 @@ async def test_loss_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> N
         os.kill(min(children()), signal.SIGKILL)
         await until(lambda: sampler.statistics.restarts == 1)
     (record,) = caplog.records
-    assert record.getMessage().startswith("worker 0 was ended by SIGKILL; another takes its place")
+    assert record.getMessage().startswith("worker 0 was ended by SIGKILL (out of memory, ")
+    assert "another takes its place" in record.getMessage()
     assert (record.name, record.levelname) == ("asyncmaml.worker", "WARNING")
     assert vars(record)["worker"] == 0
+
+
+def helpers(folder: Path) -> dict[int, int]:
+    """Return the helper of each worker that has had one."""
+    return {int(told.name): int(told.read_text()) for told in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("fork_server")
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [("os.fork", "spawn"), ("os.fork", "forkserver"), ("os.fork", "fork"), ("os.system", "spawn")],
+)
+async def test_death_is_noticed_though_another_process_holds_what_the_worker_had_open(
+    how: str, method: Any, tmp_path: Path
+) -> None:
+    """A simulator's own process, for one: the end of a pipe does not come before its end."""
+    sampler = AsyncSampler(
+        HelpedEnv,
+        {"how": how, "folder": tmp_path, "driver": os.getpid()},
+        num_workers=1,
+        envs_per_worker=1,
+        batch_size=3,
+        start_method=method,
+        seed=0,
+    )
+    await sampler.start()
+    try:
+        first = await sampler.sample(uniform)
+        os.kill(min(helpers(tmp_path)), signal.SIGKILL)
+        noticed = await until(lambda: sampler.statistics.restarts == 1)
+        second = await sampler.sample(uniform)
+        began = time.perf_counter()
+        await sampler.close()
+        closed = time.perf_counter() - began
+    finally:
+        await sampler.close()
+        for helper in helpers(tmp_path).values():
+            os.kill(helper, signal.SIGKILL)
+    print(f"noticed after {noticed} s, closed after {closed} s")
+    assert noticed < 0.4  # multiprocessing's sentinel is such a pipe: nobody waited for it
+    assert closed < 1  # nor are the environments thought to be still closing
+    calls: list[dict[str, Any]] = [{"batch_size": 3}] * 2
+    wanted = lockstep(CountingEnv, uniform, calls, seed=0)
+    assert_same(first, wanted[0])
+    assert_same(second, wanted[1])
 
 
 async def test_all_workers_killed_at_once_are_replaced(

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from faulty import DoingEnv
+from faulty import DoingEnv, DoingWhenMadeEnv
 from oracle import uniform
-from processes import children, is_alive, start_script, until, wait_until
+from processes import children, children_of, is_alive, start_script, until, wait_until
 
 from asyncmaml import AsyncSampler
 
@@ -103,6 +103,32 @@ def test_workers_in_an_endless_step_end_with_their_driver(
     assert method == "forkserver" or list(tmp_path.iterdir()) == []
 
 
+def _start(method: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # spawn itself may complain that nothing is told it
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    sampler = AsyncSampler(DoingWhenMadeEnv, {"deed": "hang"}, num_workers=3, start_method=method)
+    asyncio.run(sampler.start())
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("num_started", [1, 3])
+def test_workers_end_with_a_driver_that_is_killed_while_they_start(
+    num_started: int, method: str
+) -> None:
+    driver = multiprocessing.get_context("fork").Process(target=_start, args=(method,))
+    driver.start()
+    pid = driver.pid
+    assert pid is not None
+    wait_until(lambda: len(children_of(pid)) >= num_started, 5)
+    os.kill(pid, signal.SIGSTOP)
+    pids = children_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    driver.join()
+    driver.close()
+    wait_until(lambda: not any(map(is_alive, pids)), 3)
+
+
 def test_workers_end_with_their_driver_though_a_fork_of_it_lives_on(tmp_path: Path) -> None:
     """The fork has inherited the driver's ends of all pipes."""
     read, write = multiprocessing.Pipe(duplex=False)
@@ -175,7 +201,7 @@ STUCK = """
     import asyncio
     import sys
 
-    from faulty import DoingEnv
+    from faulty import DoingEnv, DoingWhenMadeEnv
     from oracle import uniform
     from processes import children
 

@@ -75,6 +75,21 @@ def test_tasks_of_16_mebibytes_are_carried(loop_kind: str) -> None:
         assert (episodes.observations[..., 2] == number).all()
 
 
+async def test_environments_and_errors_of_16_mebibytes_are_carried() -> None:
+    """What a worker is told first, and what it tells of a row that failed."""
+    table = np.random.default_rng(0).bytes(16 << 20)
+
+    def make() -> LoudEnv:
+        return LoudEnv(offset=float(sum(table[::4096])))
+
+    async with AsyncSampler(make, num_workers=1, envs_per_worker=2, batch_size=2) as sampler:
+        with pytest.raises(EnvironmentFailedError) as caught:
+            await sampler.sample(uniform, task={"loud": 16 << 20})
+        episodes = await sampler.sample(uniform, task={})
+    assert str(caught.value).count("z") >= 16 << 20
+    assert (episodes.observations[..., 2] == sum(table[::4096])).all()
+
+
 async def test_both_ends_may_send_more_than_a_pipe_holds_at_once() -> None:
     """The worker says at length why its rows failed while it is sent tasks that are as large."""
     async with AsyncSampler(

@@ -147,6 +147,27 @@ async def test_reset_may_take_longer_than_a_step() -> None:
         assert sampler.statistics.restarts == 0
 
 
+@pytest.mark.filterwarnings("default")  # a fork takes the filters along
+async def test_reset_without_end_is_given_up() -> None:
+    """Forked, so that the same time is more than enough for the start of a worker."""
+    async with AsyncSampler(
+        DoingEnv,
+        {"deed": "hang", "at": "reset"},
+        num_workers=1,
+        envs_per_worker=1,
+        start_method="fork",
+        start_timeout=1.0,
+        max_restarts=0,
+        worker_output="capture",
+    ) as sampler:
+        with pytest.raises(
+            WorkerTimeoutError, match=r"begin an episode within 1\.0 s .*raise start_timeout"
+        ) as caught:
+            await sampler.sample(uniform, batch_size=1)
+    assert (caught.value.batch_id, caught.value.step) == (0, None)
+    assert caught.value.stderr_tail == "I will think about it"
+
+
 class FixedLink(Link):
     """Has arrays, and does nothing."""
 
@@ -198,6 +219,33 @@ def test_each_thing_that_a_worker_may_be_at_has_its_limit(
         assert re.search(complaint, told)
         assert bool(told) == bool(complaint)
     assert told.startswith("worker 7 ")
+
+
+def two_groups_at_work() -> tuple[list[Lane], WorkerWatch]:
+    """Return the lanes of a worker that got a command for each of its groups at 100 s."""
+    table, link = RowTable(8), FixedLink()
+    link.arrays *= 2
+    lanes = [Lane(0, group, 4 * group, 4, table) for group in range(2)]
+    for lane in lanes:
+        lane.link = link
+        lane._order(1, int(Order.STEP))
+        lane.begin_step(100.0)
+    watch = WorkerWatch(0, lanes, lambda lane: lane is lanes[0], step_timeout=10, start_timeout=30)
+    assert watch.complaint(101.0) == ""
+    return lanes, watch
+
+
+def test_time_of_a_command_begins_when_the_one_before_it_is_answered() -> None:
+    lanes, watch = two_groups_at_work()
+    lanes[0].answered_at = 108.0
+    assert watch.complaint(117.9) == ""
+    assert "did not finish a step" in watch.complaint(118.1)
+
+
+def test_reply_that_waits_for_its_tick_is_no_silence() -> None:
+    lanes, watch = two_groups_at_work()
+    lanes[1].is_stepping = False
+    assert watch.complaint(1000.0) == ""
 
 
 async def test_reply_that_comes_too_late_answers_no_later_command(tmp_path: Path) -> None:

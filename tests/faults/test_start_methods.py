@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,12 @@ def test_sampler_inside_a_worker_of_a_pool_samples() -> None:
         assert pool.map(_sample_in_a_pool, METHODS) == [30.0] * 3
 
 
+def test_sampler_inside_a_worker_of_an_executor_samples() -> None:
+    context = multiprocessing.get_context("fork")  # the others would load torch again
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        assert list(executor.map(_sample_in_a_pool, ["spawn", "fork"])) == [30.0] * 2
+
+
 def _sample_by_fork_server() -> None:
     assert _sample_in_a_pool("forkserver") == 30
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # nobody else of this process
@@ -216,6 +224,33 @@ async def test_forked_worker_does_not_have_the_signal_handlers_of_its_driver() -
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
     assert heard == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+async def test_ctrl_c_at_no_moment_of_its_start_ends_a_worker(method: Any) -> None:
+    """It reaches the whole group of processes, but who ends is the driver's decision.
+
+    A fork server restores the handler, not the mask: its forks have some milliseconds without.
+    """
+    has_started = threading.Event()
+
+    def interrupt() -> None:
+        while not has_started.is_set():
+            for pid in children():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        async with AsyncSampler(
+            CountingEnv, num_workers=2, batch_size=2, start_method=method
+        ) as sampler:
+            assert (await sampler.sample(uniform)).is_complete
+            assert sampler.statistics.restarts == 0
+    finally:
+        has_started.set()
+        interrupting.join()
 
 
 # --- the lock-step sampler
