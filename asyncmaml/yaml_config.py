@@ -48,6 +48,8 @@ def fields_of_yaml(text: str, where: str) -> dict[str, Any]:
         name = str(key)
         if name == "env-name":
             fields |= _environment(str(value))
+        elif name == "nonlinearity":
+            fields[name] = str(value).lower()  # some of their files say "Tanh"
         elif name not in ("env-kwargs", "fast-lr", "num-steps"):
             fields[_FIELDS.get(name, name.replace("-", "_"))] = value
     if "env-kwargs" in content:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PATHS_PER_STEP = 4
 _PANEL_INCHES = 1.95
 _FARTHEST = 2.5
-"""As many times the farthest goal's coordinate is drawn; a lost policy would make all else small."""
+"""Times the farthest goal: what is walked beyond is cut off, or all else would be small."""
 
 
 def draw_trajectories(adapted: Sequence[AdaptedTask], steps: Sequence[int], path: Path) -> None:
