@@ -58,14 +58,15 @@ async def render(
 
     Args:
         run: The run's folder.
-        output: The video; its ending decides the kind, such as .mp4 or .gif.
+        output: The video; its ending decides the kind: .mp4 or .gif.
         num_tasks: Held-out tasks, one after the other.
         num_updates: Gradient steps of the adaptation.
         num_episodes: That each gradient step learns from.
         seed: Of tasks and episodes.
 
     Raises:
-        ConfigurationError: There is no run, or its environment draws no images.
+        ConfigurationError: There is no run, its environment draws no images, or the ending of
+            `output` is another.
         MissingExtraError: imageio or MuJoCo is missing.
     """
     path = Path(output)
@@ -127,6 +128,9 @@ def side_by_side(left: list[Frame], right: list[Frame]) -> list[Frame]:
 
 def _writer_of(path: Path) -> Any:
     """Return what opens a writer at a frame rate; complain before the work is done."""
+    if path.suffix.lower() not in (".mp4", ".gif"):
+        message = f"cannot film into {path}: its ending must be .mp4 or .gif"
+        raise ConfigurationError(message)
     try:
         import imageio.v2 as imageio
 

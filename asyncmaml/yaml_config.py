@@ -61,6 +61,8 @@ def fields_of_yaml(text: str, where: str) -> dict[str, Any]:
             keywords_key = name
         elif name == "env-name":
             _set_environment(fields, keywords, value)
+        elif name == "nonlinearity" and isinstance(value, str):
+            fields.set(name, name, value.lower())  # some of their files say "Tanh"
         elif name not in _STEPS:
             fields.set(_FIELDS.get(name, name.replace("-", "_")), name, value)
     _set_steps(fields, content)

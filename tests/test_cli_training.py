@@ -188,6 +188,30 @@ def test_what_to_train_must_be_said_once(
 # ---- training ----
 
 
+THEIR_ENVIRONMENTS = {
+    "2DNavigation-v0": {"low": -0.5, "high": 0.5},
+    "Bandit-K5-v0": {},
+    "TabularMDP-v0": {},
+    "HalfCheetahDir-v2": {"normalization_scale": 10.0, "max_episode_steps": 100},
+    "HalfCheetahVel-v2": {"low": 0.0, "high": 2.0, "normalization_scale": 10.0},
+    "AntDir-v2": {"normalization_scale": 10.0, "max_episode_steps": 100},
+    "AntVel-v2": {"low": 0.0, "high": 3.0, "normalization_scale": 10.0},
+    "AntPos-v1": {"low": -3.0, "high": 3.0, "normalization_scale": 10.0},
+}
+
+
+@pytest.mark.parametrize("name", THEIR_ENVIRONMENTS)
+def test_each_family_of_pytorch_maml_rl_trains_from_its_yaml(name: str, tmp_path: Path) -> None:
+    keywords = THEIR_ENVIRONMENTS[name]
+    lines = [f'env-name: "{name}"', "gamma: 0.99", "hidden-sizes: [8]", "fast-lr: 0.1"]
+    if keywords:
+        lines += ["env-kwargs:", *(f"  {key}: {value}" for key, value in keywords.items())]
+    (tmp_path / "theirs.yaml").write_text("\n".join([*lines, "first-order: false", ""]))
+    command = ["train", "--config", str(tmp_path / "theirs.yaml"), "--output", str(tmp_path)]
+    assert main([*command, "--no-evaluation", *TINY, "--iterations", "1"]) == 0
+    assert len(read_progress(tmp_path / "progress.csv")) == 1
+
+
 def test_saved_config_trains_the_same_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -227,6 +227,64 @@ def test_yaml_of_pytorch_maml_rl_is_our_preset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("preset", "name", "bounds"),
+    [
+        ("halfcheetah-dir", "HalfCheetahDir-v2", ""),
+        ("ant-dir", "AntDir-v2", ""),
+        ("ant-vel", "AntVel-v2", "    low: 0.0\n    high: 3.0\n"),
+        ("ant-goal", "AntPos-v1", "    low: -3.0\n    high: 3.0\n"),
+    ],
+)
+def test_yaml_of_each_of_their_locomotion_families_is_our_preset(
+    preset: str, name: str, bounds: str, tmp_path: Path
+) -> None:
+    text = CHEETAH.replace("    low: 0.0\n    high: 2.0\n", bounds)
+    made = of_yaml(tmp_path, text.replace("HalfCheetahVel-v2", name))
+    wanted = TrainConfig.preset(preset)
+    assert {**made.env_kwargs} == {**wanted.env_kwargs}
+    assert made == wanted
+
+
+def test_yaml_of_their_navigation_has_their_policy_and_rate(tmp_path: Path) -> None:
+    """Its actions are not scaled, and its nonlinearity was once written with a capital."""
+    text = CHEETAH.replace("HalfCheetahVel-v2", "2DNavigation-v0").replace("tanh", '"Tanh"')
+    text = text.replace("low: 0.0", "low: -0.5").replace("high: 2.0", "high: 0.5")
+    text = text.replace("    normalization_scale: 10.0\n    max_episode_steps: 100\n", "")
+    made = of_yaml(tmp_path, text.replace("meta-batch-size: 40", "meta-batch-size: 20"))
+    assert made == TrainConfig(
+        env_id="asyncmaml/Navigation2D-v0",
+        env_kwargs={"low": -0.5, "high": 0.5},
+        hidden_sizes=(64, 64),
+        nonlinearity="tanh",
+    )
+
+
+@pytest.mark.parametrize("num_episodes", [10, 100, 500])
+@pytest.mark.parametrize("num_arms", [5, 10, 50])
+def test_yaml_of_their_bandits_has_no_keywords(
+    num_arms: int, num_episodes: int, tmp_path: Path
+) -> None:
+    head = f"env-name: Bandit-K{num_arms}-v0\ngamma: 0.95\n"
+    text = head + CHEETAH[CHEETAH.index("gae-lambda") :]
+    for old, new in (
+        ("    - 64\n", "    - 32\n"),
+        ("tanh", "relu"),
+        ("fast-batch-size: 20", f"fast-batch-size: {num_episodes}"),
+        ("fast-lr: 0.1", "fast-lr: 0.5"),
+        ("meta-batch-size: 40", "meta-batch-size: 20"),
+    ):
+        text = text.replace(old, new)
+    assert of_yaml(tmp_path, text) == TrainConfig(
+        env_id="asyncmaml/Bandit-v0",
+        env_kwargs={"k": num_arms},
+        gamma=0.95,
+        hidden_sizes=(32, 32),
+        step_sizes=(0.5,),
+        episodes_per_task=num_episodes,
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "env_id", "keywords"),
     [
         ("2DNavigation-v0", "asyncmaml/Navigation2D-v0", {}),

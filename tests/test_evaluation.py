@@ -23,7 +23,7 @@ from asyncmaml.learning.policies import NormalMLPPolicy
 from asyncmaml.plots.gradient_steps import draw_gradient_steps
 from asyncmaml.plots.learning_curves import Run, curve, draw_learning_curves, grouped
 from asyncmaml.plots.of_runs import draw_run
-from asyncmaml.plots.trajectories import one_goal_of_each_quadrant
+from asyncmaml.plots.trajectories import _reach, one_goal_of_each_quadrant
 from asyncmaml.rendering import render, side_by_side
 from asyncmaml.training.run_folder import RunFolder
 
@@ -179,6 +179,21 @@ async def test_run_gets_its_three_pictures(run: Path) -> None:
     assert all(is_png(run / name) for name in names)
 
 
+async def test_folder_without_a_run_is_named_and_what_to_name_instead(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no config\.json in it; name the folder that"):
+        await draw_run(tmp_path / "nowhere")
+
+
+def test_picture_shows_all_that_is_walked_unless_it_is_far_away() -> None:
+    def reach(farthest: float) -> float:
+        walk = np.array([[0.0, 0.0], [0.1, -farthest]])
+        return _reach([[[walk, walk / 2]]], [(0.4, 0.2)])
+
+    assert reach(0.3) == 0.6  # a margin around the goal
+    assert 0.85 < reach(0.85) <= 1.0
+    assert reach(30.0) == 1.0
+
+
 @pytest.mark.parametrize(("ending", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_picture_is_what_its_ending_says(
     ending: str, start: bytes, run: Path, tmp_path: Path
@@ -307,6 +322,11 @@ async def test_environment_that_draws_nothing_is_named(run: Path, tmp_path: Path
         await render(run, tmp_path / "film.gif")
     with pytest.raises(ConfigurationError, match="is no directory; make it first"):
         await render(run, tmp_path / "nowhere" / "film.gif")
+
+
+async def test_film_of_another_kind_is_refused_before_the_work(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"film\.txt: its ending must be \.mp4 or \.gif"):
+        await render(run, tmp_path / "film.txt")
 
 
 async def test_missing_writer_of_films_is_told_with_its_extra(

@@ -106,6 +106,15 @@ def test_policy_that_cannot_be_stacked_is_shared_nevertheless() -> None:
     assert alone.is_of_one_request
 
 
+def test_policies_of_different_architecture_have_a_forward_each() -> None:
+    wider = NormalMLPPolicy(2, 2, (32,))
+    requests = [request(snapshot(policy)) for policy in (POLICY, wider, POLICY, wider)]
+    ours, theirs = formed([0, 1, 2, 3, 3], requests)
+    for alike, places in ((ours, [[0], [2]]), (theirs, [[1], [3, 4]])):
+        assert alike.stack is not None
+        assert [where(own) for own in alike.stack.sets] == places
+
+
 def test_large_sets_have_a_forward_each() -> None:
     requests = [request(snapshot()) for _ in range(3)]
     owners = [0] * (MAX_STACKED_ROWS + 1) + [1, 2, 2]

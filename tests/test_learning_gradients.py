@@ -218,6 +218,32 @@ def test_meta_gradient_of_the_bandit_is_the_closed_form(
     )
 
 
+@pytest.mark.parametrize("centred", [True, False], ids=["centred", "raw"])
+@pytest.mark.parametrize("rates", [(0.7,), (0.7, 0.4)])
+def test_meta_gradient_by_the_log_likelihood_is_the_closed_form_of_its_own_hessian(
+    rates: Sequence[float], centred: bool
+) -> None:
+    """Fault 1: hess log pi is pi pi^T - diag(pi) for every arm, so E[A hess log pi] is E[A] that.
+
+    E[A] is 0 with centred advantages, and J with raw rewards.
+    """
+    points = [LOGITS]
+    for rate in rates:
+        points.append(points[-1] + rate * exact_gradient(points[-1]))
+    expected = exact_gradient(points[-1])
+    for rate, logits in zip(reversed(rates), reversed(points[:-1]), strict=True):
+        probabilities = logits.softmax(0)
+        hessian = torch.outer(probabilities, probabilities) - torch.diag(probabilities)
+        mean_advantage = 0.0 if centred else float(probabilities @ REWARDS)
+        expected = expected + rate * mean_advantage * hessian @ expected
+    torch.testing.assert_close(
+        bandit_meta_gradient("log_likelihood", rates, centred=centred),
+        expected,
+        rtol=1e-12,
+        atol=1e-15,
+    )
+
+
 def test_log_likelihood_sees_no_curvature_of_the_bandit() -> None:
     """Fault 1: with centred advantages it is first order, exactly; without, it is wrong."""
     first_order = bandit_meta_gradient("likelihood_ratio", (0.7,), first_order=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 import asyncmaml.envs
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.envs.making import quiet_mujoco
+from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.learning.policies import MLPPolicy
-from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread
+from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread, rows_per_block
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 WORKERS = (0, 1, 2, 4)
@@ -235,6 +236,34 @@ def test_row_is_bitwise_the_same_in_every_whole_number_of_blocks(
             for count in range(block, largest, block):
                 found = outputs(policy, observations[:count])
                 assert torch.equal(found, wanted[:count]), (type(policy).__name__, count)
+
+
+@pytest.mark.parametrize("width", [7, 33, 64, 100])
+@pytest.mark.parametrize("nonlinearity", [*NONLINEARITIES, torch.sin])
+def test_row_is_bitwise_the_same_behind_every_nonlinearity(nonlinearity: Any, width: int) -> None:
+    """Of a sigmoid of 16 x 33 numbers, torch computes the last 16 by another routine."""
+    torch.manual_seed(width)
+    policy = asyncmaml.NormalMLPPolicy(5, 3, (width,), nonlinearity)
+    with one_intraop_thread() as block, torch.inference_mode():
+        block = rows_per_block(policy, block)
+        for _ in range(20):
+            observations = torch.randn(4 * block, 5)
+            wanted = outputs(policy, observations)
+            for count in range(block, 4 * block, block):
+                assert torch.equal(outputs(policy, observations[:count]), wanted[:count]), count
+
+
+@pytest.mark.parametrize("nonlinearity", NONLINEARITIES)
+async def test_number_of_rows_changes_nothing_behind_any_nonlinearity(nonlinearity: str) -> None:
+    torch.manual_seed(0)
+    policy = asyncmaml.NormalMLPPolicy(2, 2, (33,), nonlinearity)
+    settings: dict[str, Any] = {"seed": 1, "max_episode_steps": 10}
+    (wanted,) = lockstep(NAVIGATION, policy, [{"batch_size": 48}], num_envs=16, **settings)
+    for num_rows in (16, 32, 48):
+        async with AsyncSampler(
+            NAVIGATION, num_workers=0, envs_per_worker=num_rows, **settings
+        ) as sampler:
+            assert_same(await sampler.sample(policy, batch_size=48), wanted)
 
 
 def test_limit_on_threads_ends_with_its_block() -> None:

@@ -1,10 +1,13 @@
 import asyncio
 import gc
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fakes import CountingEnv, RaisingEnv
+from fakes import CountingEnv, RaisingEnv, WaitingEnv
 from oracle import assert_same, policy_of, uniform
+from processes import until, waiting_gates
 
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError, SamplerStateError
@@ -58,12 +61,52 @@ async def test_loop_that_is_left_frees_the_rows_of_an_endless_stream() -> None:
         assert "0 rows busy, 4 idle, 0 requests" in repr(sampler)
 
 
+async def test_loop_that_is_left_frees_its_rows_within_one_step(tmp_path: Path) -> None:
+    gates = waiting_gates(tmp_path)
+    async with AsyncSampler(
+        lambda: WaitingEnv(*gates), num_workers=1, envs_per_worker=1
+    ) as sampler:
+        stream = sampler.stream(uniform, look_ahead=2)
+        first = asyncio.create_task(anext(stream))
+        await asyncio.to_thread(gates[0].read_bytes)
+        await asyncio.to_thread(gates[1].write_bytes, b".")
+        await first
+        await asyncio.to_thread(gates[0].read_bytes)
+        del first, stream  # as at the end of a loop that is left
+        gc.collect()
+        # The second episode is still in its step; nobody owns it any more.
+        await until(lambda: repr(sampler).endswith("0 rows busy, 1 idle, 0 requests]>"))
+        await asyncio.to_thread(gates[1].write_bytes, b".")
+
+
+class ShortOrLongEnv(CountingEnv):
+    """Half of the episodes last one step, the others 300."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        self.limit = 300 if self.drawn > 0.5 else 1
+        return observation, info
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_episodes_come_as_they_complete_unless_ordered(ordered: bool) -> None:
+    async with AsyncSampler(ShortOrLongEnv, num_workers=0, envs_per_worker=8) as sampler:
+        stream = sampler.stream(uniform, batch_size=8, look_ahead=8, ordered=ordered, seed=1)
+        episodes = [episode async for episode in stream]
+        by_id = await sampler.sample(uniform, batch_size=8, seed=1)
+    lengths = [int(episode.lengths) for episode in episodes]
+    wanted: list[int] = by_id.lengths.tolist()
+    assert wanted != sorted(wanted)
+    assert lengths == (wanted if ordered else sorted(wanted))
+
+
 async def test_look_ahead_bounds_what_is_under_way() -> None:
-    async with AsyncSampler(CARTPOLE, num_workers=0, envs_per_worker=16) as sampler:
-        stream = sampler.stream(policy_of(sampler), look_ahead=3)
+    async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=16) as sampler:
+        stream = sampler.stream(uniform, look_ahead=3)
         await anext(stream)
-        assert repr(stream).startswith("<EpisodeStream [2 ") or "waiting" in repr(stream)
-        assert sampler.statistics.episodes <= 3
+        await sampler.sample(uniform, batch_size=100)  # would be time enough for more
+        assert sampler.statistics.episodes == 100 + 3
+        assert repr(stream) == "<EpisodeStream [0 episodes under way, 2 waiting to be taken]>"
         await stream.aclose()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)

@@ -27,6 +27,10 @@ from asyncmaml.errors import ConfigurationError, ParameterError
 from asyncmaml.option_kinds import LAYER_SIZES, Whole
 
 _LEAST_EXACT_PRODUCT = 400
+_FLOATS_AT_A_TIME = 32
+"""By which torch computes functions of single numbers, on AVX-512; half as many on AVX2."""
+_EXACT_TO_THE_END = ("relu", "leaky_relu", "tanh")
+"""The nonlinearities that give the numbers left over then the same bits as all others."""
 
 Params: TypeAlias = Mapping[str, Tensor]
 Nonlinearity: TypeAlias = Callable[[Tensor], Tensor]
@@ -82,6 +86,8 @@ class MLPPolicy(nn.Module):
             nn.init.zeros_(layer.bias)
             self.add_module(name, layer)
         self._layer_names = [(f"{name}.weight", f"{name}.bias") for name in names]
+        # In 16 rows of layers of even width nothing is left over; see `sampling/intraop`.
+        self.has_exact_ends = self._ends_exactly(16)
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of the action for each observation.
@@ -107,12 +113,20 @@ class MLPPolicy(nn.Module):
         """Tell whether stacked float32 forwards of so many rows a task are bitwise the same.
 
         Measured on MKL: baddbmm has another kernel for products of fewer than 400
-        multiplications a task, and for vectors of one number.
+        multiplications a task, and for vectors of one number. And most nonlinearities have
+        another routine for what is left over of a tensor behind its last 32 numbers.
         """
         widths = (self.input_size, *self.hidden_sizes, self.output_size)
-        return min(widths) > 1 and all(
+        has_one_kernel = min(widths) > 1 and all(
             num_rows * inputs * outputs >= _LEAST_EXACT_PRODUCT
             for inputs, outputs in itertools.pairwise(widths)
+        )
+        return has_one_kernel and self._ends_exactly(num_rows)
+
+    def _ends_exactly(self, num_rows: int) -> bool:
+        """Whether so many rows leave no numbers over that would get other bits."""
+        return self.nonlinearity_name in _EXACT_TO_THE_END or all(
+            num_rows * width % _FLOATS_AT_A_TIME == 0 for width in self.hidden_sizes
         )
 
     def check_params(self, params: Params) -> None:

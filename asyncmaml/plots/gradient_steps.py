@@ -17,7 +17,7 @@ def draw_gradient_steps(report: EvaluationReport, path: Path) -> None:
     means = [one.mean for one in estimates]
     reaches = [one.high - one.mean if one.high == one.high else 0.0 for one in estimates]
     num_tasks = len(report.task_returns[0])
-    with new_figure(3.9, 3.0, path) as figure:
+    with new_figure(3.9, 3.2, path) as figure:
         axes = figure.subplots()
         for number, returns in enumerate(zip(*report.task_returns, strict=True)):
             label = "each task" if number == 0 else None
@@ -39,7 +39,7 @@ def draw_gradient_steps(report: EvaluationReport, path: Path) -> None:
         axes.set_ylabel("return")
         axes.set_title(f"{title_of(report.environment)}, held-out tasks", loc="left")
         axes.grid(axis="x", visible=False)
-        axes.legend(loc="lower right")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
 def title_of(env_id: str) -> str:

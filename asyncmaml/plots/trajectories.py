@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PATHS_PER_STEP = 4
 _PANEL_INCHES = 1.95
+_FARTHEST = 2.5
+"""Times the farthest goal: what is walked beyond is cut off, or all else would be small."""
 
 
 def draw_trajectories(adapted: Sequence[AdaptedTask], steps: Sequence[int], path: Path) -> None:
@@ -80,13 +82,11 @@ def _paths(episodes: BatchEpisodes) -> list[NDArray[Any]]:
 
 
 def _reach(paths: Sequence[Sequence[Sequence[NDArray[Any]]]], goals: Sequence[Any]) -> float:
-    """Return how far the axes go: to all goals, and to most of what is walked."""
-    walked = [np.abs(walk).max(axis=1) for task in paths for step in task for walk in step]
+    """Return how far the axes go: to all goals, and to what is walked unless that is far away."""
+    walked = max(float(np.abs(walk).max()) for task in paths for step in task for walk in step)
     farthest_goal = max(float(np.abs(goal).max()) for goal in goals)
-    return (
-        math.ceil(max(1.35 * farthest_goal, float(np.quantile(np.concatenate(walked), 0.98))) * 10)
-        / 10
-    )
+    reach = max(1.35 * farthest_goal, min(1.03 * walked, _FARTHEST * farthest_goal))
+    return math.ceil(reach * 10) / 10
 
 
 def _draw_paths(panel: "Axes", paths: Sequence[NDArray[Any]], step: int, label: str) -> None:

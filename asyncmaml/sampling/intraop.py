@@ -7,6 +7,11 @@ widths 1 to 256, 16 to 512 rows: no difference; with multiples of 8, 8 rows diff
 widths 2, 3 and 10; unpadded, a head of width 2 differs up to 15 rows and one of width 1 beyond).
 A test sweeps it on the machine at hand.
 
+Functions of single numbers have an end of their own: torch computes sigmoid, elu, silu and softplus
+32 floats at a time (AVX-512), and what is left over by another routine, whose last bits differ. In
+twice as many rows nothing is ever left over, whatever the widths of the layers. A policy that does
+not need that says so by `has_exact_ends`.
+
 `torch.set_num_threads(1)` would be no cure for the threads: it also sets the global number of
 MKL, so the caller's learner would lose its threads. OpenMP's number is per thread, and MKL has
 one per thread too; both are reached through the library that torch itself has loaded. The pool's
@@ -62,6 +67,11 @@ def one_intraop_thread() -> Iterator[int]:
         library.omp_set_num_threads(before)
         if set_mkl is not None:
             set_mkl(mkl_before)
+
+
+def rows_per_block(policy: object, block: int) -> int:
+    """Return what the rows of a policy's forwards are padded to a multiple of, given the block."""
+    return block if getattr(policy, "has_exact_ends", False) else 2 * block
 
 
 def padded(rows: Tensor, block: int) -> Tensor:

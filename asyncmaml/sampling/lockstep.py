@@ -27,7 +27,7 @@ from asyncmaml.sampling.arguments import (
     torch_device,
     usable_cores,
 )
-from asyncmaml.sampling.intraop import one_intraop_thread, padded
+from asyncmaml.sampling.intraop import one_intraop_thread, padded, rows_per_block
 from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
@@ -122,8 +122,8 @@ class BatchSampler:
         discount = Real(0, 1).check("gamma", gamma)
         episodes = BatchEpisodes(size, gamma=discount, device=str(self._device))
         streams = self._seeds.next_request(optional_seed(seed))
-        with one_intraop_thread() as row_block, torch.inference_mode():
-            self._fill(episodes, snapshot, streams, row_block)
+        with one_intraop_thread() as block, torch.inference_mode():
+            self._fill(episodes, snapshot, streams, rows_per_block(policy, block))
         episodes.task = self._task
         return episodes
 
