@@ -80,6 +80,6 @@ def fork_server() -> None:
 
 @pytest.fixture(scope="session")
 def pendulum() -> tuple[MLPPolicy, BatchEpisodes]:
-    """Return a policy, and the 60 episodes that it should come to with `PENDULUM`."""
+    """Return a policy, and the 30 episodes that it should come to with `PENDULUM`."""
     pendulum_policy = policy_of(gymnasium.make(PENDULUM["env"]).unwrapped)
-    return pendulum_policy, lockstep(policy=pendulum_policy, batch_size=60, **PENDULUM)[0]
+    return pendulum_policy, lockstep(policy=pendulum_policy, batch_size=30, **PENDULUM)[0]
