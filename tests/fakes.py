@@ -35,6 +35,10 @@ class NavigationThatRaises(Navigation2DEnv):
         raise OSError(message)
 
 
+def that_raises(**keywords: Any) -> gymnasium.Env[Any, Any]:
+    return NavigationThatRaises(**keywords)
+
+
 class CountingEnv(gymnasium.Env[Any, Any]):
     """Observes `[step, a number of its seed, number of its task]`; lasts `length` steps.
 

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from fakes import NavigationThatRaises, without_mujoco
+from fakes import that_raises, without_mujoco
 from processes import ROOT, is_alive, wait_until
 
 from asyncmaml import BatchEpisodes, NormalMLPPolicy, __version__
@@ -29,7 +29,7 @@ QUICK = ["--workers", "0", "--episodes", "7", "--max-episode-steps", "5", "--see
 @pytest.fixture
 def registered() -> Iterator[None]:
     entries = dict(gymnasium.registry)
-    gymnasium.register("test/Raises-v0", NavigationThatRaises)
+    gymnasium.register("test/Raises-v0", that_raises)
     gymnasium.register("test/WithoutMujoco-v0", without_mujoco)
     yield
     gymnasium.registry.clear()
