@@ -16,9 +16,27 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from asyncmaml.envs.navigation import Navigation2DEnv
 from asyncmaml.envs.rows import RowVectorEnv
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+def without_mujoco(**_: Any) -> gymnasium.Env[Any, Any]:
+    message = "MuJoCo is not installed, run `pip install gymnasium[mujoco]`"
+    raise gymnasium.error.DependencyNotInstalled(message)
+
+
+class NavigationThatRaises(Navigation2DEnv):
+    """Cannot be stepped."""
+
+    def step(self, action: Any) -> Any:
+        message = "out of order"
+        raise OSError(message)
+
+
+def that_raises(**keywords: Any) -> gymnasium.Env[Any, Any]:
+    return NavigationThatRaises(**keywords)
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-import time
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,12 @@ import numpy as np
 from fakes import CountingEnv, Step
 
 FLOOD_BYTES = 4 << 20
+FOR_EVER = 3600.0
+
+
+def be_slow(seconds: float) -> None:
+    """Do nothing for a while: the slowness is the fault, and waits for nobody."""
+    threading.Event().wait(seconds)
 
 
 def segfault() -> None:
@@ -51,18 +57,20 @@ def kill() -> None:
 
 def leave_a_child_and_die() -> None:
     """A process that holds the worker's streams and goes on writing."""
-    subprocess.Popen(["sh", "-c", "echo orphan >&2; exec sleep 3"])
-    time.sleep(0.1)
+    told, telling = os.pipe()
+    deeds = f"echo orphan >&2; echo >&{telling}; exec sleep 3"
+    subprocess.Popen(["sh", "-c", deeds], pass_fds=[telling])
+    os.read(told, 1)  # it has written
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang() -> None:
     print("I will think about it", file=sys.stderr)
-    time.sleep(3600)
+    be_slow(FOR_EVER)
 
 
 def pause() -> None:
-    time.sleep(0.6)
+    be_slow(0.6)
 
 
 def hang_with_the_gil() -> None:
@@ -212,10 +220,10 @@ class SlowToBeginEnv(CountingEnv):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
-        time.sleep(seconds)
+        be_slow(seconds)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        time.sleep(self.seconds)
+        be_slow(self.seconds)
         return super().reset(seed=seed)
 
 
@@ -232,7 +240,7 @@ class ClosingForEverEnv(CountingEnv):
 
     def close(self) -> None:
         if "asyncmaml.sampling" not in sys.modules:  # in the driver there is one for its tasks
-            time.sleep(3600)
+            be_slow(FOR_EVER)
 
 
 class HelpedEnv(CountingEnv):

@@ -59,6 +59,18 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def is_in_use_elsewhere(path: Path) -> bool:
+    """Tell whether processes other than ours have the file mapped, or have removed it already."""
+    ours = children() | {os.getpid()}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(entry.name) not in ours and f"{path}\n" in (entry / "maps").read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is not of this user
+    return not path.exists()
+
+
 def mappings(pid: int) -> str:
     """Return what the process has mapped, as /proc tells it."""
     return Path(f"/proc/{pid}/maps").read_text()
@@ -95,12 +107,16 @@ def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> 
     return output
 
 
-async def until(is_so: Callable[[], bool], seconds: float = 10) -> float:
-    """Let the loop go on until it is so; return how long that took."""
+async def until(is_so: Callable[[], bool], seconds: float = 10, *, pause: float = 0.001) -> float:
+    """Let the loop go on until it is so; return how long that took.
+
+    Without a `pause` between two looks nothing is missed, but the looking takes the interpreter
+    from the sampler's thread.
+    """
     began = time.perf_counter()
     async with asyncio.timeout(seconds):
         while not is_so():  # noqa: ASYNC110  (the sampler's thread sets no event for tests)
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause)
     return time.perf_counter() - began
 
 

@@ -84,7 +84,7 @@ async def test_cancelling_at_any_tick_changes_no_other_episode(num_workers: int)
             )
             kept = asyncio.create_task(sampler.sample(counting_policy, **call))
             limit = sampler.statistics.ticks + chance.randrange(12)
-            await until(partial(has_ticked, sampler, limit))
+            await until(partial(has_ticked, sampler, limit), pause=0)
             doomed.cancel()
             assert_same(await kept, episodes)
         await until(lambda: calls_are_over(sampler))
@@ -206,13 +206,18 @@ async def endless_stream(sampler: AsyncSampler) -> None:
         pass
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-async def test_thousands_of_cancellations_change_no_other_episode(num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "num_storms"), [(0, 54), (2, 14), pytest.param(2, 54, marks=pytest.mark.slow)]
+)
+async def test_thousands_of_cancellations_change_no_other_episode(
+    num_workers: int, num_storms: int
+) -> None:
+    """Of 30 calls and streams in each storm; together over two thousand."""
     env = lambda: CountingEnv(length=None)  # noqa: E731
     calls = [{"batch_size": 7, "seed": number} for number in range(20)]
     wanted = lockstep(env, counting_policy, calls, seed=0)
     async with AsyncSampler(env, num_workers=num_workers, envs_per_worker=6, seed=0) as sampler:
-        for seed in range(40):
+        for seed in range(num_storms):
             await storm(sampler, wanted, 30, random.Random(seed))
         await until(lambda: calls_are_over(sampler))
 

@@ -14,31 +14,16 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from fakes import that_raises, without_mujoco
 from processes import ROOT, is_alive, wait_until
 
 from asyncmaml import BatchEpisodes, NormalMLPPolicy, __version__
 from asyncmaml.cli import main
 from asyncmaml.cli_report import plain, report, summarize_times
-from asyncmaml.envs.navigation import Navigation2DEnv
 from asyncmaml.sampling.statistics import Statistics
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 QUICK = ["--workers", "0", "--episodes", "7", "--max-episode-steps", "5", "--seed", "1"]
-
-
-class NavigationThatRaises(Navigation2DEnv):
-    def step(self, action: Any) -> Any:
-        message = "out of order"
-        raise OSError(message)
-
-
-def that_raises(**keywords: Any) -> gymnasium.Env[Any, Any]:
-    return NavigationThatRaises(**keywords)
-
-
-def without_mujoco(**_: Any) -> gymnasium.Env[Any, Any]:
-    message = "MuJoCo is not installed, run `pip install gymnasium[mujoco]`"
-    raise gymnasium.error.DependencyNotInstalled(message)
 
 
 @pytest.fixture
@@ -144,10 +129,12 @@ def test_table_tells_counts_returns_and_where_the_time_went(
         assert re.search(rf"^{name} +\d+\.\d\d +\d+\.\d %  of the one thread", output, re.M)
 
 
-def test_output_that_is_no_terminal_has_no_bar_and_no_escape_codes() -> None:
-    arguments = ["sample", NAVIGATION, "--episodes", "5", "--workers", "1"]
-    with command(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        output, complaints = process.communicate(timeout=50)
+def test_output_that_is_no_terminal_has_no_bar_and_no_escape_codes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of the descriptors, so that what a worker might write is seen as well."""
+    assert main(["sample", NAVIGATION, "--episodes", "5", "--workers", "1"]) == 0
+    output, complaints = capfd.readouterr()
     assert complaints == ""
     assert "\x1b" not in output
     assert "of the sampler's own thread" in output

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -323,32 +324,41 @@ def test_training_without_matplotlib_ends_with_the_table(
 # ---- signals ----
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
-)
 def test_signal_ends_a_training_with_a_checkpoint_that_resumes_bit_for_bit(
-    number: int, code: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "run"
+    """Ctrl-C and SIGTERM, at once, since both processes take a second to load torch."""
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
     long = ["--iterations", "100000", "--num-workers", "1", "--envs-per-worker", "8"]
-    command = ["train", "navigation-2d", "--output", str(folder), *TINY, *long]
-    with process_of(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while not re.match(r" +3 ", process.stdout.readline()):
-            continue
-        process.send_signal(number)
-        _, complaints = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert complaints.endswith("asyncmaml: interrupted\n")
-    assert f"`asyncmaml train --output {folder} --resume` goes on with it" in complaints
-    assert not is_alive(process.pid)
-    done = Checkpoint.load(folder / "checkpoint.pt").iterations
-    assert done >= 3
-    assert main(["train", "--output", str(folder), "--resume", "--no-evaluation", "--quiet", *(
-        "--iterations", str(done + 2), "--num-workers", "0")]) == 0  # fmt: skip
-    trained(tmp_path / "straight", "--quiet", "--iterations", str(done + 2))
-    kept = [Checkpoint.load(path / "checkpoint.pt") for path in (folder, tmp_path / "straight")]
-    assert repr(kept[0].learner) == repr(kept[1].learner)
+    done = {}
+    with ExitStack() as stack:
+        processes = {}
+        for number in codes:
+            command = ["train", "navigation-2d", "--output", str(tmp_path / number.name)]
+            processes[number] = stack.enter_context(
+                process_of(*command, *TINY, *long, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            )
+        for number, process in processes.items():
+            assert process.stdout is not None
+            while not re.match(r" +3 ", process.stdout.readline()):
+                assert process.poll() is None
+            process.send_signal(number)
+        for number, process in processes.items():
+            _, complaints = process.communicate(timeout=30)
+            folder = tmp_path / number.name
+            assert process.returncode == codes[number]
+            assert complaints.endswith("asyncmaml: interrupted\n")
+            assert f"`asyncmaml train --output {folder} --resume` goes on with it" in complaints
+            assert not is_alive(process.pid)
+            done[folder] = Checkpoint.load(folder / "checkpoint.pt").iterations
+    assert min(done.values()) >= 3
+    last = str(max(done.values()) + 2)
+    trained(tmp_path / "straight", "--quiet", "--iterations", last)
+    wanted = Checkpoint.load(tmp_path / "straight" / "checkpoint.pt").learner
+    for folder in done:
+        command = ["train", "--output", str(folder), "--resume", "--iterations", last]
+        assert main([*command, "--no-evaluation", "--quiet", "--num-workers", "0"]) == 0
+        assert repr(Checkpoint.load(folder / "checkpoint.pt").learner) == repr(wanted)
 
 
 def test_terminal_shows_a_bar_with_returns_kl_speed_and_the_time_left(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_observations_fit_the_space_and_are_the_callers_own(env_id: str) -> None
     np.testing.assert_array_equal(kept, env.reset(seed=0)[0])
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("env_id", FAMILIES)
 async def test_episodes_are_the_same_for_any_number_of_workers_and_in_lock_step(
     env_id: str,
@@ -154,8 +155,8 @@ async def test_episodes_are_the_same_for_any_number_of_workers_and_in_lock_step(
         lockstep.reset_task(task)
         wanted = lockstep.sample(policy)
     for workers in (0, 2):
-        async with AsyncSampler(
-            env_id, num_workers=workers, envs_per_worker=2, **settings
+        async with AsyncSampler(  # from a fork server since that is quicker, and nothing else
+            env_id, num_workers=workers, envs_per_worker=2, start_method="forkserver", **settings
         ) as sampler:
             assert_same(await sampler.sample(policy, task=task), wanted)
 

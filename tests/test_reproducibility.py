@@ -1,6 +1,7 @@
 """The same seed gives the same episodes, bit for bit, whoever samples them."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,17 +85,35 @@ def expected(name: str) -> list[BatchEpisodes]:
     return results
 
 
-@pytest.mark.parametrize("num_rows", ROWS)
-@pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("name", FAMILIES)
+def grid() -> list[Any]:
+    """Return every number of workers and rows, of every family.
+
+    A spawned worker takes many times as long to start as one that a fork server makes, and what
+    it does afterwards is the same; so few of the default suite are spawned.
+    """
+    cases: list[Any] = []
+    for name, num_workers, num_rows in itertools.product(FAMILIES, WORKERS, ROWS):
+        if num_workers:
+            marks = () if (num_workers, num_rows) == (2, 3) else (pytest.mark.slow,)
+            cases.append(pytest.param(name, num_workers, num_rows, "spawn", marks=marks))
+        cases.append(pytest.param(name, num_workers, num_rows, "forkserver"))
+    return cases
+
+
+@pytest.mark.usefixtures("fork_server")
+@pytest.mark.parametrize(("name", "num_workers", "num_rows", "start_method"), grid())
 async def test_episodes_are_those_of_the_lock_step_sampler(
-    name: str, num_workers: int, num_rows: int
+    name: str, num_workers: int, num_rows: int, start_method: Any
 ) -> None:
     """Alone, with a seed of the call, and two overlapping; started once, since that costs most."""
     family = FAMILIES[name]
     (first, _, _, second), calls = calls_of(name)
     async with AsyncSampler(
-        family.env, num_workers=num_workers, envs_per_worker=num_rows, **family.settings
+        family.env,
+        num_workers=num_workers,
+        envs_per_worker=num_rows,
+        start_method=start_method,
+        **family.settings,
     ) as sampler:
         alone = await sampler.sample(first, **calls[0])
         seeded = await sampler.sample(first, **calls[1])

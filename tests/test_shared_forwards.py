@@ -392,7 +392,8 @@ class DrawnEnv(CountingEnv):
         return super().observation()
 
 
-async def test_few_rows_of_several_sets_that_come_and_go_are_as_if_alone() -> None:
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(40, marks=pytest.mark.slow)])
+async def test_few_rows_of_several_sets_that_come_and_go_are_as_if_alone(num_rounds: int) -> None:
     """A stack that was the same as separate forwards once must be so whatever is in it."""
     policy = policy_of(DrawnEnv(), (32, 32))
     sets: list[dict[str, Tensor] | None] = [None]
@@ -415,7 +416,7 @@ async def test_few_rows_of_several_sets_that_come_and_go_are_as_if_alone() -> No
         await asyncio.sleep(chance.random() * 0.3)
         return are_same(await sampler.sample(policy, **calls[number]), wanted[number])
 
-    for _ in range(8):  # each compares anew, in other company
+    for _ in range(num_rounds):  # each compares anew, in other company
         async with AsyncSampler(DrawnEnv, num_workers=0, envs_per_worker=5, seed=0) as sampler:
             assert all(await asyncio.gather(*map(sample, range(len(calls)))))
 

@@ -253,7 +253,7 @@ async def test_run_that_is_cancelled_anywhere_resumes_to_the_same_end(
 ) -> None:
     straight = await train(TINY)
     training = asyncio.create_task(train(TINY, tmp_path))
-    await until((tmp_path / "progress.csv").exists)
+    await until((tmp_path / "progress.csv").exists, pause=0)
     for _ in range(turns):
         await asyncio.sleep(0)
     training.cancel()

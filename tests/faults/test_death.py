@@ -31,7 +31,7 @@ async def test_killed_worker_is_replaced_and_changes_nothing(
     used, wanted = pendulum
     async with AsyncSampler(**PENDULUM, num_workers=2, envs_per_worker=5) as sampler:
         before = children()
-        sampling = asyncio.create_task(sampler.sample(used, batch_size=60))
+        sampling = asyncio.create_task(sampler.sample(used, batch_size=30))
         await until(lambda: sampler.statistics.transitions > 300)
         os.kill(min(before), signal.SIGKILL)
         noticed = await until(lambda: sampler.statistics.restarts == 1)
@@ -47,7 +47,7 @@ async def test_killed_only_worker_is_replaced_too(
 ) -> None:
     used, wanted = pendulum
     async with AsyncSampler(**PENDULUM, num_workers=1, envs_per_worker=20) as sampler:
-        sampling = asyncio.create_task(sampler.sample(used, batch_size=60))
+        sampling = asyncio.create_task(sampler.sample(used, batch_size=30))
         await until(lambda: sampler.statistics.transitions > 300)
         os.kill(min(children()), signal.SIGKILL)
         await until(lambda: sampler.statistics.restarts == 1)
@@ -168,7 +168,7 @@ async def test_all_workers_killed_at_once_are_replaced(
 ) -> None:
     used, wanted = pendulum
     async with AsyncSampler(**PENDULUM, num_workers=3, envs_per_worker=4) as sampler:
-        sampling = asyncio.create_task(sampler.sample(used, batch_size=60))
+        sampling = asyncio.create_task(sampler.sample(used, batch_size=30))
         await until(lambda: sampler.statistics.transitions > 300)
         for pid in children():
             os.kill(pid, signal.SIGKILL)

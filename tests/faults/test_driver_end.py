@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -157,7 +158,7 @@ ENDLESS = """
 
     import torch
     from fakes import CountingEnv
-    from processes import children
+    from processes import children, until
 
     from asyncmaml import AsyncSampler
 
@@ -168,8 +169,7 @@ ENDLESS = """
         sampler = AsyncSampler(lambda: CountingEnv(length=10**9), num_workers=2)
         await sampler.start()
         sampling = asyncio.create_task(sampler.sample(policy))
-        while sampler.statistics.transitions < 100:
-            await asyncio.sleep(0.001)
+        await until(lambda: sampler.statistics.transitions >= 100)
         print(*children(), flush=True)
         if "exit" in sys.argv:
             return
@@ -188,13 +188,17 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize("how", ["exit", "exit hard"])
-def test_driver_that_ends_without_close_ends_quietly(how: str, tmp_path: Path) -> None:
-    with start_script(tmp_path / "script.py", ENDLESS, how) as process:
-        pids = workers_of(process)
-        _, complaints = process.communicate(timeout=5)
-    assert (process.returncode, complaints) == (0, "")
-    assert not any(map(is_alive, pids))
+def test_driver_that_ends_without_close_ends_quietly(tmp_path: Path) -> None:
+    with ExitStack() as stack:  # at once, since each of them takes a second to load torch
+        processes = [
+            stack.enter_context(start_script(tmp_path / f"{how}.py", ENDLESS, how))
+            for how in ("exit", "exit hard")
+        ]
+        for process in processes:
+            pids = workers_of(process)
+            _, complaints = process.communicate(timeout=5)
+            assert (process.returncode, complaints) == (0, "")
+            assert not any(map(is_alive, pids))
 
 
 STUCK = """
@@ -203,7 +207,7 @@ STUCK = """
 
     from faulty import DoingEnv, DoingWhenMadeEnv
     from oracle import uniform
-    from processes import children
+    from processes import children, until
 
     from asyncmaml import AsyncSampler
 
@@ -214,8 +218,7 @@ STUCK = """
             asyncio.create_task(sampler.sample(uniform, task={"deed": deed}))
             for deed in ("hang_with_the_gil", "loop", "hang_with_the_gil")
         ]
-        while sampler.statistics.transitions < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: sampler.statistics.transitions == 3)
         print(*children(), flush=True)
         match sys.argv[1]:
             case "raises":
@@ -233,19 +236,21 @@ STUCK = """
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("raises", 1), ("exits in a callback", 3), ("forgets", 0)]
-)
-def test_driver_that_leaves_workers_in_an_endless_step_ends_at_once(
-    how: str, code: int, tmp_path: Path
-) -> None:
-    with start_script(tmp_path / "script.py", STUCK, how) as process:
-        pids = workers_of(process)
-        _, complaints = process.communicate(timeout=5)
-    assert process.returncode == code
-    assert complaints.count("Traceback") == (how == "raises")
-    assert complaints.rstrip().endswith("ArithmeticError: in the middle" if code == 1 else "")
-    assert not any(map(is_alive, pids))
+def test_driver_that_leaves_workers_in_an_endless_step_ends_at_once(tmp_path: Path) -> None:
+    codes = {"raises": 1, "exits in a callback": 3, "forgets": 0}
+    with ExitStack() as stack:  # at once, since each of them takes a second to load torch
+        processes = {
+            how: stack.enter_context(start_script(tmp_path / f"{how}.py", STUCK, how))
+            for how in codes
+        }
+        for how, process in processes.items():
+            pids = workers_of(process)
+            _, complaints = process.communicate(timeout=5)
+            assert process.returncode == codes[how], how
+            assert complaints.count("Traceback") == (how == "raises"), how
+            assert complaints.endswith("ArithmeticError: in the middle\n" * (how == "raises")), how
+            assert complaints == "" or how == "raises"
+            assert not any(map(is_alive, pids)), how
 
 
 # --- Ctrl-C

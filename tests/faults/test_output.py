@@ -1,8 +1,10 @@
 """What workers say: on stdout and stderr, in warnings and log records, and as they die."""
 
 import asyncio
+import io
 import logging
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from fakes import CountingEnv
 from faulty import FLOOD_BYTES, DoingEnv, DoingWhenMadeEnv, PartingEnv
 from oracle import assert_same, lockstep, uniform
-from processes import children, is_alive, resident_mebibytes, run_script, until
+from processes import children, is_alive, resident_mebibytes, until
 
 from asyncmaml import AsyncSampler
+from asyncmaml.cli_progress import Sampled, sampling_bar
 from asyncmaml.errors import (
     ConfigurationError,
     EnvironmentFailedError,
@@ -116,45 +119,26 @@ async def test_worker_that_floods_its_output_does_not_keep_close_waiting(tmp_pat
             await sampling
 
 
-def test_output_does_not_mix_with_the_progress_bar(tmp_path: Path) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_output_does_not_mix_with_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar is redrawn in the last line of a terminal; a worker's line must go above it."""
-    output = run_script(
-        tmp_path / "script.py",
-        """
-        import asyncio
-        import io
-        import sys
-        import threading
-
-        from faulty import DoingEnv
-        from oracle import uniform
-
-        from asyncmaml import AsyncSampler
-        from asyncmaml.cli_progress import Sampled, sampling_bar
-
-        class Terminal(io.StringIO):
-            def isatty(self):
-                return True
-
-        async def main():
-            async with AsyncSampler(DoingEnv, {"deed": "speak"}, num_workers=1) as sampler:
-                await sampler.sample(uniform, batch_size=3)
-
-        ours, terminal = (sys.stdout, sys.stderr), Terminal()
-        sys.stdout = sys.stderr = terminal
-        with sampling_bar(3, lambda: Sampled("sampling", 1, 2, 3.0)):
-            asyncio.run(main())
-        sys.stdout, sys.stderr = ours
-        lines = terminal.getvalue().replace("\\r", "\\n").split("\\n")
-        spoken = [line for line in lines if "complaint" in line or "from" in line]
-        assert len(spoken) == 12, lines
-        # What precedes a line is what erases the bar; no part of the bar itself is in it.
-        assert not any("sampling" in line or "episodes" in line for line in spoken), spoken
-        print("ok")
-        """,
-        warnings="default",
-    )
-    assert output == "ok\n"
+    terminal, threads = Terminal(), set(threading.enumerate())
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with sampling_bar(3, lambda: Sampled("sampling", 1, 2, 3.0)):
+        await sample_one(DoingEnv, "speak", batch_size=3)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()  # rich tells its own to end, and does not wait for that
+    lines = terminal.getvalue().replace("\r", "\n").split("\n")
+    spoken = [line for line in lines if "complaint" in line or "from" in line]
+    assert len(spoken) == 12, lines
+    # What precedes a line is what erases the bar; no part of the bar itself is in it.
+    assert not any("sampling" in line or "episodes" in line for line in spoken), spoken
+    assert any("sampling" in line and "/3 episodes" in line for line in lines)  # it was there
 
 
 # --- log records

@@ -4,14 +4,13 @@ import asyncio
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import CountingEnv, SecondWaitsEnv, WaitingEnv
-from faulty import DoingEnv, SlowToBeginEnv
+from faulty import DoingEnv, SlowToBeginEnv, be_slow
 from oracle import PENDULUM, assert_same, lockstep, uniform
 from processes import children, is_alive, until
 from torch import Tensor
@@ -35,7 +34,7 @@ async def test_stopped_worker_is_killed_and_changes_nothing(
         **PENDULUM, num_workers=2, envs_per_worker=5, step_timeout=1
     ) as sampler:
         stopped = min(children())
-        sampling = asyncio.create_task(sampler.sample(used, batch_size=60))
+        sampling = asyncio.create_task(sampler.sample(used, batch_size=30))
         await until(lambda: sampler.statistics.transitions > 300)
         os.kill(stopped, signal.SIGSTOP)
         assert_same(await sampling, wanted)
@@ -97,7 +96,7 @@ async def test_policy_slower_than_the_step_timeout_costs_no_worker() -> None:
     """The time of a worker's answer does not include that of a forward for another."""
 
     def slow(observations: Tensor) -> Distribution:
-        time.sleep(0.25)
+        be_slow(0.25)
         return uniform(observations)
 
     async with AsyncSampler(
