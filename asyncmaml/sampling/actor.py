@@ -59,8 +59,8 @@ class NotFiniteActionError(Exception):
 class _Evidence:
     """What the comparisons of a policy that was stacked at some size have shown so far."""
 
-    def __init__(self, rows_to_trust: int) -> None:
-        self.is_different = False
+    def __init__(self, rows_to_trust: int, *, is_different: bool = False) -> None:
+        self.is_different = is_different
         self.is_enough = False
         self._rows_to_trust = rows_to_trust
         self._seen: set[int] = set()
@@ -98,6 +98,9 @@ class Actor:
         self._evidence: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], _Evidence]]
         self._evidence = weakref.WeakKeyDictionary()
         """Whether a policy draws the same when it is stacked, by sets and rows of each."""
+        self._ways: weakref.WeakKeyDictionary[Stack, tuple[int, _Evidence]]
+        self._ways = weakref.WeakKeyDictionary()
+        """What `_way_of` says of the stacks that are kept from tick to tick."""
         self._plans: weakref.WeakKeyDictionary[nn.Module, ActionPlan]
         self._plans = weakref.WeakKeyDictionary()
         """Of the networks that say of themselves that their parameters do not change it."""
@@ -153,17 +156,9 @@ class Actor:
 
     def _act_stacked(self, stack: Stack, start: int, log: TransitionLog) -> bool:
         """Draw for many sets of parameters in one forward; False where that is not the same."""
-        origin = stack.policies[0].origin
-        assert isinstance(origin, nn.Module)
-        block = rows_per_block(origin, self._block)
-        stacks_exactly = getattr(origin, "stacks_exactly", None)
-        size = max(self._block, stack.most + -stack.most % _STACKED_STEP)
-        if self._is_on_cpu and (stacks_exactly is None or not stacks_exactly(size)):
-            size = stack.most + -stack.most % block
-            # To compare is not enough where it may be the same by chance, as for tiny layers.
-            if stacks_exactly is not None and not stacks_exactly(size):
-                return False
-        evidence = self._evidence_on(origin, (len(stack.sets), size), stacks_exactly is not None)
+        if stack not in self._ways:
+            self._ways[stack] = self._way_of(stack)
+        size, evidence = self._ways[stack]
         if evidence.is_different:
             return False
         try:
@@ -180,6 +175,20 @@ class Actor:
             evidence.add(stack, start, log)
         self._write(stack.together.entries(start), log, drawn)
         return True
+
+    def _way_of(self, stack: Stack) -> tuple[int, _Evidence]:
+        """Return the rows that each set is padded to, and what is known of such stacks."""
+        origin = stack.policies[0].origin
+        assert isinstance(origin, nn.Module)
+        stacks_exactly = getattr(origin, "stacks_exactly", None)
+        size = max(self._block, stack.most + -stack.most % _STACKED_STEP)
+        if self._is_on_cpu and (stacks_exactly is None or not stacks_exactly(size)):
+            size = stack.most + -stack.most % rows_per_block(origin, self._block)
+            # To compare is not enough where it may be the same by chance, as for tiny layers.
+            if stacks_exactly is not None and not stacks_exactly(size):
+                return size, _Evidence(1, is_different=True)
+        shape = len(stack.sets), size
+        return size, self._evidence_on(origin, shape, stacks_exactly is not None)
 
     def _evidence_on(self, origin: nn.Module, shape: tuple[int, int], vouches: bool) -> _Evidence:
         of_origin = self._evidence.setdefault(origin, {})
@@ -223,8 +232,13 @@ class Actor:
         together = stack.together
         entries, places = together.entries(start), stack.padded_places(size)
         shape, num_sets = log.observations.shape[1:], len(stack.sets)
-        observations = np.zeros((num_sets * size, *shape), log.observations.dtype)
-        observations[places] = log.observations[entries]
+        if together.count == num_sets * size:
+            observations = log.observations[entries]
+            if isinstance(entries, slice):  # a view: the policy may work in place
+                observations = observations.copy()
+        else:
+            observations = np.zeros((num_sets * size, *shape), log.observations.dtype)
+            observations[places] = log.observations[entries]
         stacked = torch.from_numpy(observations.reshape(num_sets, size, *shape))
         distribution = self._stacked(stack.policies, self._on_device(stacked))
         plan = together.policy.plan
