@@ -187,13 +187,7 @@ def policy_and_config(
             raise ConfigurationError(message)
         return run, config
     folder = RunFolder(run)
-    for path in (folder.config, folder.policy):
-        if not path.is_file():
-            message = (
-                f"{folder.path} holds no run that could be evaluated: there is no {path.name} in "
-                "it; name the folder that was the --output of asyncmaml train"
-            )
-            raise ConfigurationError(message)
+    folder.require(folder.config, folder.policy, that="that could be evaluated")
     config = config or TrainConfig.load(folder.config)
     return load_policy(folder.policy, config.device), config
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from asyncmaml.checkpoint import Row
 from asyncmaml.config import TrainConfig, options
-from asyncmaml.errors import ConfigurationError
 from asyncmaml.plots.gradient_steps import title_of
 from asyncmaml.plots.style import BEFORE, COLORS, new_figure
 from asyncmaml.training.estimates import student_quantile
@@ -85,13 +84,7 @@ def _title(environments: Sequence[str], groups: Mapping[str, Sequence[Run]]) -> 
 
 
 def _read(folder: RunFolder) -> Run:
-    for path in (folder.config, folder.progress):
-        if not path.is_file():
-            message = (
-                f"{folder.path} holds no run that could be drawn: there is no {path.name} in it; "
-                "name the folder that was the --output of asyncmaml train"
-            )
-            raise ConfigurationError(message)
+    folder.require(folder.config, folder.progress, that="that could be drawn")
     config = TrainConfig.load(folder.config)
     return Run(config, read_progress(folder.progress))
 

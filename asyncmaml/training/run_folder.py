@@ -57,18 +57,32 @@ class RunFolder:
         """Return where the picture of that name goes."""
         return self.path / f"{name}.png"
 
+    def require(self, *files: Path, that: str = "") -> None:
+        """Refuse a folder that lacks one of its files.
+
+        Args:
+            files: Of this folder.
+            that: What they are needed for, such as "that could be drawn".
+
+        Raises:
+            ConfigurationError: One is not there.
+        """
+        for file in files:
+            if not file.is_file():
+                run = f"run {that}" if that else "run"
+                message = (
+                    f"{self.path} holds no {run}: there is no {file.name} in it; name the folder "
+                    "that was the --output of asyncmaml train"
+                )
+                raise ConfigurationError(message)
+
     def load_checkpoint(self, device: str = "cpu") -> Checkpoint:
         """Read the checkpoint.
 
         Raises:
             ConfigurationError: There is none, or it holds something else.
         """
-        if not self.checkpoint.is_file():
-            message = (
-                f"{self.path} holds no run: there is no {self.checkpoint.name} in it; name the "
-                "folder that was the --output of asyncmaml train"
-            )
-            raise ConfigurationError(message)
+        self.require(self.checkpoint)
         return Checkpoint.load(self.checkpoint, device)
 
     @contextmanager
