@@ -85,7 +85,7 @@ class Selection:
         sets: The parameters of each of the M requests.
         num_rows: R.
         spaces: Of observations and actions.
-        row_block: See `asyncmaml.sampling.intraop`.
+        row_block: See `asyncmaml.sampling.row_places`.
         is_apart: A selection for each request, though they could share one.
         is_anew: Nothing that an earlier tick has found out is used.
     """

@@ -67,7 +67,7 @@ class Ticks:
     Args:
         num_lanes: In all.
         num_rows: Of each lane.
-        row_block: See `asyncmaml.sampling.intraop`.
+        row_block: See `asyncmaml.sampling.row_places`.
         lanes_per_worker: Groups, as the coordinator is told.
     """
 

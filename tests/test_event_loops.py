@@ -218,22 +218,22 @@ def test_callers_thread_keeps_out_of_openmp_however_large_the_policy_is() -> Non
     params = dict(policy.named_parameters())
     grown: list[int] = []
 
-    def num_threads() -> int:
-        return len(os.listdir("/proc/self/task"))
+    def threads() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
 
     async def main() -> None:
         async with AsyncSampler(CARTPOLE, num_workers=0, max_episode_steps=2) as sampler:
             await sampler.sample(lambda rows: uniform(rows), batch_size=1)
-            before = num_threads()
+            before = threads()
             for given in (None, None, params):
                 await sampler.sample(policy, given, batch_size=1)
-            grown.append(num_threads() - before)
+            grown.append(len(threads() - before))
 
     def in_a_thread_that_has_no_team_yet() -> None:
         asyncio.run(main())
-        before = num_threads()
+        before = threads()
         params["layer2.weight"].clone()
-        grown.append(num_threads() - before)
+        grown.append(len(threads() - before))
 
     thread = threading.Thread(target=in_a_thread_that_has_no_team_yet)
     thread.start()

@@ -7,17 +7,22 @@ from functools import cache
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from oracle import are_same, assert_same, lockstep, policy_of
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 import asyncmaml.envs
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.envs.making import quiet_mujoco
 from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.learning.policies import MLPPolicy
-from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread, rows_per_block
+from asyncmaml.sampling import row_places
+from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread
+from asyncmaml.sampling.row_places import laid_out, needs_places, rows_per_block
+from asyncmaml.sampling.snapshot import PolicySnapshot
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 WORKERS = (0, 1, 2, 4)
@@ -257,6 +262,73 @@ def test_row_is_bitwise_the_same_in_every_whole_number_of_blocks(
                 assert torch.equal(found, wanted[:count]), (type(policy).__name__, count)
 
 
+class PlainLinear(nn.Module):
+    """Says nothing of itself."""
+
+    def __init__(self, policy: MLPPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observations: Tensor) -> Distribution:
+        distribution: Distribution = self.policy(observations)
+        return distribution
+
+
+SHAPES = [(17, 6), (7, 3), (65, 10), (33, 2, 5), (2, 100, 2), (5, 8, 8), (3, 9, 4), (17, 100, 6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_row_is_bitwise_the_same_wherever_it_lies(
+    shape: tuple[int, ...], is_plain: bool, dtype: torch.dtype
+) -> None:
+    """MKL's products of few outputs may depend on a row's address, as on AMD's processors."""
+    torch.manual_seed(0)
+    observed, *hidden, actions = shape
+    policy = asyncmaml.NormalMLPPolicy(observed, actions, hidden).to(dtype)
+    used: nn.Module = PlainLinear(policy) if is_plain else policy
+    snapshot = PolicySnapshot(used, None, torch.device("cpu"))
+    observations = torch.randn(200, observed, dtype=dtype)
+    chance = np.random.default_rng(0)
+    with one_intraop_thread() as block, torch.inference_mode():
+        batch, places = laid_out(observations, np.arange(200), snapshot, block)
+        wanted = snapshot(batch).mean[places]
+        for count in chance.integers(1, 200, 40):
+            ids = chance.permutation(200)[:count]
+            batch, places = laid_out(observations[ids], ids, snapshot, block)
+            assert torch.equal(snapshot(batch).mean[places], wanted[ids]), count
+
+
+@pytest.mark.parametrize("matter", [False, True])
+def test_row_lies_where_its_episodes_number_says(
+    matter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_places, "places_matter", lambda: matter)
+    ids = np.array([8, 3, 7, 4, 0])
+    for hidden, needed in ((7, matter), (8, False)):
+        policy = asyncmaml.CategoricalMLPPolicy(4, 2, (hidden,))
+        snapshot = PolicySnapshot(policy, None, torch.device("cpu"))
+        assert needs_places(snapshot) == needed
+        batch, places = laid_out(torch.arange(1.0, 6.0)[:, None], ids, snapshot, 16)
+        assert batch.shape == (16, 1)
+        assert batch[places].flatten().tolist() == [1, 2, 3, 4, 5]
+        assert batch.sum() == 15
+        found = places if isinstance(places, slice) else places.tolist()
+        assert found == ([0, 3, 7, 4, 8] if needed else slice(0, 5))
+
+
+async def test_rows_in_places_of_their_kind_give_the_episodes_of_the_lock_step_sampler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine where places matter, whatever the one at hand is like."""
+    monkeypatch.setattr(row_places, "places_matter", lambda: True)
+    policy = asyncmaml.CategoricalMLPPolicy(4, 2, (7,))
+    (wanted,) = lockstep("CartPole-v1", policy, [{"batch_size": 9}], seed=1)
+    async with AsyncSampler("CartPole-v1", num_workers=0, envs_per_worker=5, seed=1) as sampler:
+        assert_same(await sampler.sample(policy, batch_size=9), wanted)
+
+
 @pytest.mark.parametrize("width", [7, 33, 64, 100])
 @pytest.mark.parametrize("nonlinearity", [*NONLINEARITIES, torch.sin])
 def test_row_is_bitwise_the_same_behind_every_nonlinearity(nonlinearity: Any, width: int) -> None:
@@ -264,7 +336,7 @@ def test_row_is_bitwise_the_same_behind_every_nonlinearity(nonlinearity: Any, wi
     torch.manual_seed(width)
     policy = asyncmaml.NormalMLPPolicy(5, 3, (width,), nonlinearity)
     with one_intraop_thread() as block, torch.inference_mode():
-        block = rows_per_block(policy, block)
+        block = rows_per_block(PolicySnapshot(policy, None, torch.device("cpu")), block)
         for _ in range(20):
             observations = torch.randn(4 * block, 5)
             wanted = outputs(policy, observations)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from fakes import CountingEnv, DeadlyEnv, RaisingEnv, WaitingEnv
 from gymnasium.envs.classic_control import CartPoleEnv
 from oracle import counting_policy, policy_of, uniform
 from processes import until, waiting_gates
+from torch import Tensor
+from torch.distributions import Distribution
 
 from asyncmaml import AsyncSampler, Statistics
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError
@@ -164,19 +167,33 @@ async def test_wait_before_a_call_is_not_the_calls() -> None:
 
 
 async def test_record_tells_of_the_request() -> None:
+    is_acting, may_act = threading.Event(), threading.Event()
+
+    def gated(observations: Tensor) -> Distribution:
+        is_acting.set()
+        assert may_act.wait(timeout=30)
+        return counting_policy(observations)
+
     async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=2) as sampler:
-        first, second = await asyncio.gather(
-            *(sampler.sample(counting_policy, batch_size=6) for _ in range(2))
-        )
-    early, late = first.record, second.record
+        began = time.perf_counter()
+        first = asyncio.create_task(sampler.sample(gated, batch_size=6))
+        await until(is_acting.is_set)
+        acting = time.perf_counter()
+        second = asyncio.create_task(sampler.sample(counting_policy, batch_size=6))
+        await asyncio.sleep(0)
+        called = time.perf_counter()
+        await until(lambda: time.perf_counter() > called + 0.02)
+        may_act.set()
+        early, late = (await first).record, (await second).record
     assert early is not None
     assert late is not None
+    assert 0 <= early.queued_seconds < acting - began
     # Two rows: the second call waits until the first has begun its last episode.
-    assert 0 <= early.queued_seconds < late.queued_seconds < late.seconds
-    assert early.seconds < late.seconds
+    assert 0.02 < late.queued_seconds < late.seconds
+    assert early.seconds > called - acting + 0.02
     assert early.statistics.episodes == 6
-    # Counted from when each was taken up, and the second may be taken up a tick later.
-    assert 6 < late.statistics.episodes <= 12
+    # Counted from when each was taken up, and no episode had ended by then.
+    assert late.statistics.episodes == 12
     assert (early.num_dropped, early.num_retries, early.failures) == (0, 0, ())
 
 

@@ -27,6 +27,7 @@ from asyncmaml.errors import ConfigurationError, ParameterError
 from asyncmaml.option_kinds import LAYER_SIZES, Whole
 
 _LEAST_EXACT_PRODUCT = 400
+_LEAST_OUTPUTS_OF_ONE_KERNEL = 12
 _FLOATS_AT_A_TIME = 32
 """By which torch computes functions of single numbers, on AVX-512; half as many on AVX2."""
 _EXACT_TO_THE_END = ("relu", "leaky_relu", "tanh")
@@ -86,8 +87,13 @@ class MLPPolicy(nn.Module):
             nn.init.zeros_(layer.bias)
             self.add_module(name, layer)
         self._layer_names = [(f"{name}.weight", f"{name}.bias") for name in names]
-        # In 16 rows of layers of even width nothing is left over; see `sampling/intraop`.
+        # What the sampler asks for; see `sampling/row_places`. In 16 rows of layers of even width
+        # nothing is left over.
         self.has_exact_ends = self._ends_exactly(16)
+        self.has_exact_places = all(
+            inputs <= 4 or inputs % 4 == 0 or outputs >= _LEAST_OUTPUTS_OF_ONE_KERNEL
+            for inputs, outputs in itertools.pairwise(sizes)
+        )
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of the action for each observation.

@@ -12,8 +12,8 @@ the same by chance: it is compared until enough different rows have been.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.formation import Acting, Alike, Places, Stack
-from asyncmaml.sampling.intraop import padded, rows_per_block
 from asyncmaml.sampling.noise_store import ActionNoise, NoiseStore
+from asyncmaml.sampling.row_places import laid_out, needs_places, rows_per_block
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import StackedPolicies
 from asyncmaml.sampling.transitions import TransitionLog
@@ -83,7 +83,7 @@ class Actor:
         space: The action space.
         num_rows: Rows of all lanes, N.
         device: Where the forwards run.
-        row_block: Forwards are padded to a multiple of this (`asyncmaml.sampling.intraop`).
+        row_block: Forwards are padded to a multiple of this (`asyncmaml.sampling.row_places`).
     """
 
     def __init__(
@@ -178,17 +178,20 @@ class Actor:
 
     def _way_of(self, stack: Stack) -> tuple[int, _Evidence]:
         """Return the rows that each set is padded to, and what is known of such stacks."""
-        origin = stack.policies[0].origin
+        policy = stack.policies[0]
+        origin = policy.origin
         assert isinstance(origin, nn.Module)
-        stacks_exactly = getattr(origin, "stacks_exactly", None)
+        vouches = policy.is_single_precision and hasattr(origin, "stacks_exactly")
+        stacks_exactly = cast("Callable[[int], bool]", origin.stacks_exactly) if vouches else None
         size = max(self._block, stack.most + -stack.most % _STACKED_STEP)
         if self._is_on_cpu and (stacks_exactly is None or not stacks_exactly(size)):
-            size = stack.most + -stack.most % rows_per_block(origin, self._block)
-            # To compare is not enough where it may be the same by chance, as for tiny layers.
-            if stacks_exactly is not None and not stacks_exactly(size):
-                return size, _Evidence(1, is_different=True)
+            size = stack.most + -stack.most % rows_per_block(policy, self._block)
+        # To compare is not enough where it may be the same by chance, as for tiny layers.
+        is_exact = stacks_exactly is None or (stacks_exactly(size) and not needs_places(policy))
+        if self._is_on_cpu and not is_exact:
+            return size, _Evidence(1, is_different=True)
         shape = len(stack.sets), size
-        return size, self._evidence_on(origin, shape, stacks_exactly is not None)
+        return size, self._evidence_on(origin, shape, vouches)
 
     def _evidence_on(self, origin: nn.Module, shape: tuple[int, int], vouches: bool) -> _Evidence:
         of_origin = self._evidence.setdefault(origin, {})
@@ -210,22 +213,19 @@ class Actor:
 
     def _draw(self, group: Acting, start: int, log: TransitionLog) -> Drawn:
         """Draw the actions of rows under one set of parameters."""
-        count, policy = group.count, group.policy
-        entries = group.entries(start)
+        policy, entries = group.policy, group.entries(start)
         observations = log.observation_tensor[entries]
-        block = rows_per_block(policy.origin, self._block)
-        if count % block:
-            observations = padded(observations, block)
-        elif isinstance(entries, slice):  # a view: the policy may work in place
-            observations = observations.clone()
-        distribution = policy(self._on_device(observations))
+        batch, places = laid_out(observations, log.batch_ids[entries], policy, self._block)
+        if batch is observations and isinstance(entries, slice):
+            batch = batch.clone()  # a view: the policy may work in place
+        distribution = policy(self._on_device(batch))
         plan = policy.plan
         if plan is None:
-            plan = policy.plan = plan_actions(distribution, observations.shape[0], self._space)
+            plan = policy.plan = plan_actions(distribution, batch.shape[0], self._space)
             if _has_one_plan(policy.origin):
                 self._plans[policy.origin] = plan
         noise = self._noise_of(plan, group, entries, log)
-        return draw_actions(plan, distribution, noise, slice(0, count))
+        return draw_actions(plan, distribution, noise, places)
 
     def _draw_stacked(self, stack: Stack, size: int, start: int, log: TransitionLog) -> Drawn:
         """Draw the actions of rows under M sets of parameters, `size` rows of each with padding."""

@@ -1,16 +1,11 @@
-"""What makes a row's result independent of who shares its forward: one thread, whole blocks.
+"""One intra-op thread for a thread: a row's result must not show who shares its forward.
 
 A matrix product picks its kernel by the number of rows, and kernels differ in the last bits. With
 one intra-op thread and a number of rows that is a multiple of `ROW_BLOCK`, a row of a float32
 product is bitwise the same in every batch (measured for `linear` on MKL with AVX-512, layer
 widths 1 to 256, 16 to 512 rows: no difference; with multiples of 8, 8 rows differ from 16 for
 widths 2, 3 and 10; unpadded, a head of width 2 differs up to 15 rows and one of width 1 beyond).
-A test sweeps it on the machine at hand.
-
-Functions of single numbers have an end of their own: torch computes sigmoid, elu, silu and softplus
-32 floats at a time (AVX-512), and what is left over by another routine, whose last bits differ. In
-twice as many rows nothing is ever left over, whatever the widths of the layers. A policy that does
-not need that says so by `has_exact_ends`.
+A test sweeps it on the machine at hand. How rows are laid out beyond that: `row_places`.
 
 `torch.set_num_threads(1)` would be no cure for the threads: it also sets the global number of
 MKL, so the caller's learner would lose its threads. OpenMP's number is per thread, and MKL has
@@ -25,7 +20,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 ROW_BLOCK = 16
 """Forwards are padded to a multiple of this many rows."""
@@ -67,16 +61,3 @@ def one_intraop_thread() -> Iterator[int]:
         library.omp_set_num_threads(before)
         if set_mkl is not None:
             set_mkl(mkl_before)
-
-
-def rows_per_block(policy: object, block: int) -> int:
-    """Return what the rows of a policy's forwards are padded to a multiple of, given the block."""
-    return block if getattr(policy, "has_exact_ends", False) else 2 * block
-
-
-def padded(rows: Tensor, block: int) -> Tensor:
-    """Return the rows with zero rows added up to a multiple of `block`; themselves if none."""
-    missing = -len(rows) % block
-    if not missing:
-        return rows
-    return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:]))))

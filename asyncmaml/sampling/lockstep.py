@@ -27,8 +27,9 @@ from asyncmaml.sampling.arguments import (
     torch_device,
     usable_cores,
 )
-from asyncmaml.sampling.intraop import one_intraop_thread, padded, rows_per_block
+from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.noise_store import NoiseStore
+from asyncmaml.sampling.row_places import laid_out
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 from asyncmaml.sampling.starting import safe_start
@@ -123,7 +124,7 @@ class BatchSampler:
         episodes = BatchEpisodes(size, gamma=discount, device=str(self._device))
         streams = self._seeds.next_request(optional_seed(seed))
         with one_intraop_thread() as block, torch.inference_mode():
-            self._fill(episodes, snapshot, streams, rows_per_block(policy, block))
+            self._fill(episodes, snapshot, streams, block)
         episodes.task = self._task
         return episodes
 
@@ -158,17 +159,19 @@ class BatchSampler:
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
                 _refuse_not_finite(observations, np.zeros(len(done)), batch_ids, steps)
             seen = np.array(observations, self._observation_type)
-            padded_rows = padded(torch.from_numpy(seen[active]), row_block)
-            distribution = policy(padded_rows)
+            batch, places = laid_out(
+                torch.from_numpy(seen[active]), batch_ids[active], policy, row_block
+            )
+            distribution = policy(batch)
             if plan is None:
-                plan = plan_actions(distribution, len(padded_rows), self.action_space)
+                plan = plan_actions(distribution, len(batch), self.action_space)
             drawn, log_probs = draw_actions(
                 plan,
                 distribution,
                 noise.gather(
                     plan.noise, lambda _: streams, active, batch_ids[active], steps[active]
                 ),
-                slice(0, len(active)),
+                places,
             )
             actions = np.zeros((len(done), *drawn.shape[1:]), self._action_type)
             actions[active] = drawn

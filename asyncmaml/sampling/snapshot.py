@@ -75,6 +75,11 @@ class PolicySnapshot:
         return tensors | (self._params or {})
 
     @property
+    def is_single_precision(self) -> bool:
+        """Whether all that it computes with are float32, as what policies vouch for is."""
+        return all(dtype is torch.float32 for dtype in self._dtypes)
+
+    @property
     def architecture(self) -> tuple[object, ...]:
         """What snapshots have in common that can share a forward, stacked or not."""
         return id(self.origin), id(self.variant), self._dtypes
