@@ -139,7 +139,7 @@ class Selection:
         count, size, lane = len(self._rows), self._size, self._lane
         for observations in self._observations:
             if not self._log.has_room(count):
-                self._log.empty(self._requests.values(), ())
+                self._log.empty(self._requests, ())
             start = self._log.append(self._owners, self._ids, self._steps)
             self._log.observations[start : start + count] = observations
             if self._is_anew:

@@ -21,7 +21,7 @@ from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.learning.policies import MLPPolicy
 from asyncmaml.sampling import row_places
 from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread
-from asyncmaml.sampling.row_places import laid_out, needs_places, rows_per_block
+from asyncmaml.sampling.row_places import RowLayout
 from asyncmaml.sampling.snapshot import PolicySnapshot
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
@@ -292,11 +292,12 @@ def test_row_is_bitwise_the_same_wherever_it_lies(
     observations = torch.randn(200, observed, dtype=dtype)
     chance = np.random.default_rng(0)
     with one_intraop_thread() as block, torch.inference_mode():
-        batch, places = laid_out(observations, np.arange(200), snapshot, block)
+        laid_out = RowLayout(snapshot, block)
+        batch, places = laid_out(observations, np.arange(200))
         wanted = snapshot(batch).mean[places]
         for count in chance.integers(1, 200, 40):
             ids = chance.permutation(200)[:count]
-            batch, places = laid_out(observations[ids], ids, snapshot, block)
+            batch, places = laid_out(observations[ids], ids)
             assert torch.equal(snapshot(batch).mean[places], wanted[ids]), count
 
 
@@ -309,8 +310,9 @@ def test_row_lies_where_its_episodes_number_says(
     for hidden, needed in ((7, matter), (8, False)):
         policy = asyncmaml.CategoricalMLPPolicy(4, 2, (hidden,))
         snapshot = PolicySnapshot(policy, None, torch.device("cpu"))
-        assert needs_places(snapshot) == needed
-        batch, places = laid_out(torch.arange(1.0, 6.0)[:, None], ids, snapshot, 16)
+        laid_out = RowLayout(snapshot, 16)
+        assert laid_out.needs_places == needed
+        batch, places = laid_out(torch.arange(1.0, 6.0)[:, None], ids)
         assert batch.shape == (16, 1)
         assert batch[places].flatten().tolist() == [1, 2, 3, 4, 5]
         assert batch.sum() == 15
@@ -336,7 +338,7 @@ def test_row_is_bitwise_the_same_behind_every_nonlinearity(nonlinearity: Any, wi
     torch.manual_seed(width)
     policy = asyncmaml.NormalMLPPolicy(5, 3, (width,), nonlinearity)
     with one_intraop_thread() as block, torch.inference_mode():
-        block = rows_per_block(PolicySnapshot(policy, None, torch.device("cpu")), block)
+        block = RowLayout(PolicySnapshot(policy, None, torch.device("cpu")), block).block
         for _ in range(20):
             observations = torch.randn(4 * block, 5)
             wanted = outputs(policy, observations)

@@ -18,7 +18,7 @@ from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import NotFiniteError, PolicyError
 from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.sampling.intraop import one_intraop_thread
-from asyncmaml.sampling.row_places import padded, rows_per_block
+from asyncmaml.sampling.row_places import RowLayout, padded
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import _stack_of_matrices
 
@@ -196,7 +196,7 @@ def test_policy_says_of_itself_whether_it_stacks_exactly(
     sets = [params_of(policy, number) for number in range(3)]
     stack = {name: torch.stack([params[name] for params in sets]) for name in sets[0]}
     with one_intraop_thread() as block, torch.inference_mode():
-        block = rows_per_block(PolicySnapshot(policy, None, torch.device("cpu")), block)
+        block = RowLayout(PolicySnapshot(policy, None, torch.device("cpu")), block).block
         for num_rows in (16, 20, 24, 28, 32, 64, 128):
             rows = torch.randn(3, num_rows, size)
             together = policy(rows, stack).mean

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.formation import Acting, Alike, Places, Stack
 from asyncmaml.sampling.noise_store import ActionNoise, NoiseStore
-from asyncmaml.sampling.row_places import laid_out, needs_places, rows_per_block
+from asyncmaml.sampling.row_places import RowLayout
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import StackedPolicies
 from asyncmaml.sampling.transitions import TransitionLog
@@ -101,6 +101,8 @@ class Actor:
         self._ways: weakref.WeakKeyDictionary[Stack, tuple[int, _Evidence]]
         self._ways = weakref.WeakKeyDictionary()
         """What `_way_of` says of the stacks that are kept from tick to tick."""
+        self._layouts: weakref.WeakKeyDictionary[PolicySnapshot, RowLayout]
+        self._layouts = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, ActionPlan]
         self._plans = weakref.WeakKeyDictionary()
         """Of the networks that say of themselves that their parameters do not change it."""
@@ -179,15 +181,15 @@ class Actor:
     def _way_of(self, stack: Stack) -> tuple[int, _Evidence]:
         """Return the rows that each set is padded to, and what is known of such stacks."""
         policy = stack.policies[0]
-        origin = policy.origin
+        origin, layout = policy.origin, self._layout_of(policy)
         assert isinstance(origin, nn.Module)
         vouches = policy.is_single_precision and hasattr(origin, "stacks_exactly")
         stacks_exactly = cast("Callable[[int], bool]", origin.stacks_exactly) if vouches else None
         size = max(self._block, stack.most + -stack.most % _STACKED_STEP)
         if self._is_on_cpu and (stacks_exactly is None or not stacks_exactly(size)):
-            size = stack.most + -stack.most % rows_per_block(policy, self._block)
+            size = stack.most + -stack.most % layout.block
         # To compare is not enough where it may be the same by chance, as for tiny layers.
-        is_exact = stacks_exactly is None or (stacks_exactly(size) and not needs_places(policy))
+        is_exact = stacks_exactly is None or (stacks_exactly(size) and not layout.needs_places)
         if self._is_on_cpu and not is_exact:
             return size, _Evidence(1, is_different=True)
         shape = len(stack.sets), size
@@ -215,7 +217,7 @@ class Actor:
         """Draw the actions of rows under one set of parameters."""
         policy, entries = group.policy, group.entries(start)
         observations = log.observation_tensor[entries]
-        batch, places = laid_out(observations, log.batch_ids[entries], policy, self._block)
+        batch, places = self._layout_of(policy)(observations, log.batch_ids[entries])
         if batch is observations and isinstance(entries, slice):
             batch = batch.clone()  # a view: the policy may work in place
         distribution = policy(self._on_device(batch))
@@ -245,6 +247,11 @@ class Actor:
         assert plan is not None
         noise = self._noise_of(plan, together, entries, log)
         return draw_actions(plan, distribution, noise, places)
+
+    def _layout_of(self, policy: PolicySnapshot) -> RowLayout:
+        if policy not in self._layouts:
+            self._layouts[policy] = RowLayout(policy, self._block)
+        return self._layouts[policy]
 
     def _noise_of(
         self, plan: ActionPlan, group: Acting, entries: Places, log: TransitionLog

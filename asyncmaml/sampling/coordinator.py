@@ -374,13 +374,18 @@ class Coordinator:
         """Note the ends of episodes, and deliver the requests that are complete."""
         table = self._table
         owners = table.owners[rows]
+        complete = []
         for slot in sorted(set(owners.tolist())):  # a few, for which np.unique costs ten times
             request = self._requests[slot]
             mine = owners == slot
             ids, lengths = table.batch_ids[rows[mine]], table.steps[rows[mine]]
             self.counted.episodes += request.end_episodes(ids, lengths, outcomes[mine], last[mine])
             if request.is_complete:
-                self._complete(request)
+                complete.append(request)
+        if len(complete) > 1:
+            self._empty_log()  # in one go, rather than look through it for each
+        for request in complete:
+            self._complete(request)
 
     def _fail_row(self, lane: Lane, local: int, failure: RowFailure) -> None:
         row = lane.first_row + local
@@ -403,8 +408,7 @@ class Coordinator:
             rows = np.concatenate([self._all_rows[active.table] for active in actives])
         count = sum(active.count for active in actives)
         if not log.has_room(count):
-            pending = [lane.pending for lane in self.lanes if lane.pending is not None]
-            log.empty(self._requests.values(), pending)
+            self._empty_log()
         stop = log.append(table.owners[rows], table.batch_ids[rows], table.steps[rows])
         for lane, active in zip(lanes, actives, strict=True):
             start, stop = stop, stop + active.count
@@ -412,6 +416,10 @@ class Coordinator:
             lane.acting = active
             log.observations[start:stop] = lane.arrays.observations[active.local]
         return self._all_rows[rows]
+
+    def _empty_log(self) -> None:
+        pending = [lane.pending for lane in self.lanes if lane.pending is not None]
+        self._log.empty(self._requests, pending)
 
     def _act(self, rows: NDArray[np.intp], lanes: list[Lane]) -> None:
         """Draw the actions of the entries just made."""

@@ -29,7 +29,7 @@ from asyncmaml.sampling.arguments import (
 )
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.noise_store import NoiseStore
-from asyncmaml.sampling.row_places import laid_out
+from asyncmaml.sampling.row_places import RowLayout
 from asyncmaml.sampling.sampler import EnvLike
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot
 from asyncmaml.sampling.starting import safe_start
@@ -124,7 +124,7 @@ class BatchSampler:
         episodes = BatchEpisodes(size, gamma=discount, device=str(self._device))
         streams = self._seeds.next_request(optional_seed(seed))
         with one_intraop_thread() as block, torch.inference_mode():
-            self._fill(episodes, snapshot, streams, block)
+            self._fill(episodes, snapshot, streams, RowLayout(snapshot, block))
         episodes.task = self._task
         return episodes
 
@@ -133,7 +133,7 @@ class BatchSampler:
         episodes: BatchEpisodes,
         policy: PolicySnapshot,
         streams: EpisodeStreams,
-        row_block: int,
+        layout: RowLayout,
     ) -> None:
         noise = NoiseStore(self._envs.num_envs)
         plan: ActionPlan | None = None
@@ -159,9 +159,7 @@ class BatchSampler:
                 observations, _ = self._envs.reset(seed=seeds, options={"reset_mask": done})
                 _refuse_not_finite(observations, np.zeros(len(done)), batch_ids, steps)
             seen = np.array(observations, self._observation_type)
-            batch, places = laid_out(
-                torch.from_numpy(seen[active]), batch_ids[active], policy, row_block
-            )
+            batch, places = layout(torch.from_numpy(seen[active]), batch_ids[active])
             distribution = policy(batch)
             if plan is None:
                 plan = plan_actions(distribution, len(batch), self.action_space)

@@ -46,39 +46,40 @@ def places_matter() -> bool:
     return False
 
 
-def rows_per_block(policy: PolicySnapshot, block: int) -> int:
-    """Return what the rows of a policy's forwards are padded to a multiple of, given the block."""
-    return block if getattr(policy.origin, "has_exact_ends", False) else 2 * block
-
-
-def needs_places(policy: PolicySnapshot) -> bool:
-    """Whether rows must stay in places of their kind on this machine."""
-    has_one_way = policy.is_single_precision and getattr(policy.origin, "has_exact_places", False)
-    return not has_one_way and places_matter()
-
-
-def laid_out(
-    rows: Tensor, batch_ids: NDArray[np.int64], policy: PolicySnapshot, block: int
-) -> tuple[Tensor, Places]:
-    """Return the rows as a policy's forward takes them, and where in there they lie.
+class RowLayout:
+    """How the rows of one policy's forwards are laid out.
 
     Args:
-        rows: Shape `(N, *O)`.
-        batch_ids: Of their episodes, shape `(N,)`.
-        policy: Whose forward it is.
+        policy: Whose forwards they are.
         block: Of `one_intraop_thread`.
-
-    Returns:
-        The rows among zeros, shape `(P, *O)`; themselves where nothing is to be added.
     """
-    block = rows_per_block(policy, block)
-    if not needs_places(policy):
-        return padded(rows, block), slice(0, len(rows))
-    places = _places_by_kind(batch_ids)
-    size = int(places.max()) + 1
-    among_zeros = rows.new_zeros((size + -size % block, *rows.shape[1:]))
-    among_zeros[torch.from_numpy(places)] = rows
-    return among_zeros, places
+
+    def __init__(self, policy: PolicySnapshot, block: int) -> None:
+        origin = policy.origin
+        self.block: int = block if getattr(origin, "has_exact_ends", False) else 2 * block
+        """Forwards are padded to a multiple of this many rows."""
+        has_one_way = policy.is_single_precision and getattr(origin, "has_exact_places", False)
+        self.needs_places: bool = not has_one_way and places_matter()
+        """Whether rows must stay in places of their kind on this machine."""
+
+    def __call__(self, rows: Tensor, batch_ids: NDArray[np.int64]) -> tuple[Tensor, Places]:
+        """Return the rows as the forward takes them, and where in there they lie.
+
+        Args:
+            rows: Shape `(N, *O)`.
+            batch_ids: Of their episodes, shape `(N,)`.
+
+        Returns:
+            The rows among zeros, shape `(P, *O)`; themselves where nothing is to be added.
+        """
+        count = len(batch_ids)
+        if not self.needs_places:
+            return (padded(rows, self.block) if count % self.block else rows), slice(0, count)
+        places = _places_by_kind(batch_ids)
+        size = int(places.max()) + 1
+        among_zeros = rows.new_zeros((size + -size % self.block, *rows.shape[1:]))
+        among_zeros[torch.from_numpy(places)] = rows
+        return among_zeros, places
 
 
 def _places_by_kind(batch_ids: NDArray[np.int64]) -> NDArray[np.intp]:

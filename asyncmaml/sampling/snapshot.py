@@ -6,6 +6,7 @@ What the learner does to its parameters afterwards does not reach the episodes u
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class PolicySnapshot:
             tensors |= dict(self.policy.named_buffers())
         return tensors | (self._params or {})
 
-    @property
+    @cached_property
     def is_single_precision(self) -> bool:
         """Whether all that it computes with are float32, as what policies vouch for is."""
         return all(dtype is torch.float32 for dtype in self._dtypes)

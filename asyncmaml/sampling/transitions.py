@@ -8,8 +8,9 @@ An entry is made when its action is drawn and becomes whole when the reward arri
 rows whose step is under way stay in the log.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from asyncmaml.sampling.requests import Request
 
 NOBODY = -1
 _ENTRIES = 8192
+_TICKS = 64
+"""Of all rows that fit at least, so that emptying it for many requests costs little of each."""
 _MAX_BYTES = 64 << 20
 
 
@@ -47,7 +50,7 @@ class TransitionLog:
         action: tuple[tuple[int, ...], np.dtype[Any]],
     ) -> None:
         entry_bytes = int(np.prod(observation[0], dtype=np.int64)) * observation[1].itemsize
-        fitting = min(_ENTRIES, _MAX_BYTES // max(1, entry_bytes))
+        fitting = min(max(_ENTRIES, _TICKS * num_rows), _MAX_BYTES // max(1, entry_bytes))
         size = max(fitting, 2 * num_rows)
         self.observations = np.zeros((size, *observation[0]), observation[1])
         self.observation_tensor = torch.from_numpy(self.observations)
@@ -101,11 +104,11 @@ class TransitionLog:
         end = self._end
         mine = (self.owners[:end] == request.slot) & self._is_whole[:end]
         if mine.all():
-            entries: slice | NDArray[np.intp] = slice(0, end)
+            self._move(request, slice(0, end))
         else:
-            entries = np.flatnonzero(mine)
-            if not entries.size:
-                return
+            self._move(request, np.flatnonzero(mine))
+
+    def _move(self, request: Request, entries: slice | NDArray[np.intp]) -> None:
         request.episodes.store(
             self.steps[entries],
             self.batch_ids[entries],
@@ -116,10 +119,20 @@ class TransitionLog:
         )
         self.owners[entries] = NOBODY
 
-    def empty(self, requests: Iterable[Request], pending: Iterable[Pending]) -> None:
-        """Move all whole entries into their `BatchEpisodes`, and the pending ones to the front."""
-        for request in requests:
-            self.empty_one(request)
+    def empty(self, requests: Mapping[int, Request], pending: Iterable[Pending]) -> None:
+        """Move all whole entries into their `BatchEpisodes`, and the pending ones to the front.
+
+        Args:
+            requests: By slot.
+            pending: All that there are.
+        """
+        whole = np.flatnonzero(self._is_whole[: self._end] & (self.owners[: self._end] != NOBODY))
+        # Sorted once, rather than looked through for each request.
+        whole = whole[np.argsort(self.owners[whole], kind="stable")]
+        owners = self.owners[whole]
+        begins = np.flatnonzero(np.diff(owners, prepend=NOBODY))
+        for begin, end in pairwise([*begins.tolist(), len(whole)]):
+            self._move(requests[int(owners[begin])], whole[begin:end])
         end = 0
         for entries in sorted(pending, key=lambda entries: entries.start):
             count = entries.stop - entries.start
