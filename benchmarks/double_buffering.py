@@ -8,7 +8,7 @@ Each environment with 1, 2, 4 and 8 workers, whose rows are in 1, 2 or 4 groups:
 second, and CPU time a transition of all processes together. The contenders of one number of
 workers are measured in turn, repeat after repeat; ratios are taken within a repeat, to one group.
 Two groups are measured twice: as they are, where a reply waits for others to share its forward
-while its own worker has another group to step, and "eager", where none waits.
+as long as no worker idles for it (`asyncmaml.sampling.pacing`), and "eager", where none waits.
 The one that sleeps needs no cores: it shows what more workers than cores are good for, and what a
 group hides where there are cores to spare.
 
@@ -31,10 +31,8 @@ from reporting import in_words, machine_facts, plain_table, short
 from workloads import SOURCES
 
 import asyncmaml
-from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.lane import Lane
+from asyncmaml.sampling.pacing import Pace
 from asyncmaml.worker.fleet import DEFAULT_ROWS, DEFAULT_VECTOR_ROWS
-from asyncmaml.worker.protocol import RowFailure
 
 _GROUPS = (1, 2, 4)
 _EAGER = "2 eager"
@@ -131,14 +129,7 @@ def measure(case: Case, num_workers: int, rows: int, repeats: int, seconds: floa
 @contextmanager
 def _eager_ticks() -> Iterator[None]:
     """Have every reply be answered by the next tick, whoever else could share its forward."""
-    stepped = Coordinator.stepped
-
-    def stepped_and_ticked(self: Coordinator, lane: Lane, failures: list[RowFailure]) -> None:
-        stepped(self, lane, failures)
-        if self._replies:
-            self._request_tick()
-
-    with patch.object(Coordinator, "stepped", stepped_and_ticked):
+    with patch.object(Pace, "should_wait", return_value=False):
         yield
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
 from fakes import CountingEnv
 from oracle import are_same, assert_same, lockstep, policy_of
+from processes import until
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -239,19 +240,22 @@ async def test_different_parameters_of_one_policy_share_a_forward() -> None:
 
 
 async def test_later_parameters_of_a_policy_share_a_forward_from_their_first_step() -> None:
-    policy, is_open = CountingPolicy(), threading.Event()
+    policy, is_held, is_open = CountingPolicy(), threading.Event(), threading.Event()
 
     def gate(observations: Tensor) -> Distribution:  # holds the tick until all requests are in
+        is_held.set()
         assert is_open.wait(timeout=30)
         return policy.forward(observations)
 
     async with AsyncSampler(NAVIGATION, num_workers=0, seed=1, max_episode_steps=3) as sampler:
         for _ in range(2):  # the first time, forwards apart tell that a shared one is the same
+            is_held.clear()
             is_open.clear()
-            calls = [sampler.sample(gate, batch_size=1)]
+            tasks = [asyncio.create_task(sampler.sample(gate, batch_size=1))]
+            await until(is_held.is_set)
             for number in range(NUM_SETS):
-                calls.append(sampler.sample(policy, params_of(policy, number), batch_size=2))
-            tasks = [asyncio.create_task(call) for call in calls]
+                call = sampler.sample(policy, params_of(policy, number), batch_size=2)
+                tasks.append(asyncio.create_task(call))
             await asyncio.sleep(0)
             policy.shapes.clear()
             is_open.set()

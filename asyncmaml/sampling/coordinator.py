@@ -2,9 +2,9 @@
 
 A tick takes every lane whose reply is in: record the rewards, hand out episodes to rows that
 have none, draw the actions of all rows that wait for one, send them. No tick waits for the
-slowest worker: a reply waits for others to share its forward only while its own worker has
-another group to step. Everything here runs in the sampler thread and nothing awaits, so the state
-is whole between any two calls.
+slowest worker: a reply waits for others to share its forward only as long as its own worker has
+another group to step (`asyncmaml.sampling.pacing`). Everything here runs in the sampler thread and
+nothing awaits, so the state is whole between any two calls.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from asyncmaml.sampling.dealing import Dealer
 from asyncmaml.sampling.failures import in_episode, policy_error, row_error
 from asyncmaml.sampling.formation import Formations
 from asyncmaml.sampling.lane import Lane, RowTable
+from asyncmaml.sampling.pacing import Pace
 from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.statistics import HISTOGRAM_BINS, Statistics
@@ -78,8 +79,9 @@ class Coordinator:
         self._results: deque[tuple[Request, BatchEpisodes | BaseException]] = deque()
         """What is to be delivered when the tick is over."""
         num_workers = 1 + max(lane.worker for lane in lanes)
-        self._under_way = [0] * num_workers
-        """Lanes of each worker that have yet to reply."""
+        self._pace = Pace(num_workers)
+        self._num_under_way = 0
+        """Lanes that have yet to reply."""
         self._opened_at = self._busy_until = time.perf_counter()
         self._released_at: float | None = None
         self._broken: AsyncMAMLError | None = None
@@ -166,23 +168,17 @@ class Coordinator:
 
     def stepped(self, lane: Lane, failures: list[RowFailure]) -> None:
         """Take a lane's reply; the next tick works on it."""
-        lane.answered_at = time.perf_counter()
+        now = lane.answered_at = time.perf_counter()
+        began, ended = lane.arrays.step_times.tolist()
         if self._trace is not None:
-            began, ended = lane.arrays.step_times.tolist()
             self._trace.step(lane.worker, lane.group, began, ended)
         self._replies.append((lane, failures))
-        under_way = self._under_way
-        under_way[lane.worker] -= 1
-        if under_way[lane.worker]:
-            # The worker has another group to step meanwhile, so nothing is lost by waiting for
-            # more rows to share the forward: one group of each that works, or one without work.
-            if len(self._replies) < len(under_way) - under_way.count(0):
-                return
-            self._request_tick()
-        elif any(under_way):
-            self._request_tick()
-        else:  # no other reply can be on its way
+        self._pace.replied(lane.worker, lane.group, began, ended)
+        self._num_under_way -= 1
+        if not self._num_under_way:  # no other reply can be on its way
             self._tick()
+        elif not self._pace.should_wait({lane.worker for lane, _ in self._replies}, now):
+            self._request_tick()
 
     def lose(self, lanes: list[Lane], error: WorkerError) -> None:
         """Give the episodes of a lost worker to other rows, to be run again from their seeds.
@@ -197,7 +193,8 @@ class Coordinator:
         lost: dict[tuple[int, int], int | None] = {}
         culprits: set[tuple[int, int]] = set()
         for lane in lanes:
-            self._under_way[lane.worker] -= lane.is_stepping and lane not in answered
+            self._num_under_way -= lane.is_stepping and lane not in answered
+            self._pace.lost(lane.worker)
             if lane.pending is not None:
                 self._log.drop(lane.pending)
             culprits |= lane.take_from_the_worker()
@@ -302,7 +299,8 @@ class Coordinator:
         sent = time.perf_counter()  # a worker's time does not include the forward
         for lane in lanes:
             if lane.begin_step(sent):
-                self._under_way[lane.worker] += 1
+                self._num_under_way += 1
+                self._pace.sent(lane.worker, lane.group, sent)
             elif lane.pending is not None:  # the policy of all its rows has failed
                 self._log.drop(lane.pending)
                 lane.pending = None
@@ -318,6 +316,7 @@ class Coordinator:
         counted.scatter_seconds += ended - acted
         self._busy_until = ended
         if num_rows:
+            self._pace.ticked(ended - began)
             counted.ticks += 1
             counted.ticks_by_rows[min(num_rows.bit_length(), HISTOGRAM_BINS) - 1] += 1
         if self._trace is not None:
