@@ -188,6 +188,34 @@ def test_log_prob_of_normal_policy_sums_over_the_action() -> None:
     assert torch.allclose(distribution.log_prob(actions), each.sum(-1), atol=1e-5)
 
 
+@pytest.mark.parametrize("num_sets", [0, 3])
+def test_distributions_made_in_short_are_torchs_own_in_all_that_they_do(num_sets: int) -> None:
+    normal, categorical = NormalMLPPolicy(3, 2, (8,)), CategoricalMLPPolicy(3, 4, (8,))
+    rows = torch.randn(*([num_sets] if num_sets else []), 5, 3)
+    for policy in (normal, categorical):
+        own = dict(policy.named_parameters())
+        params = {name: value.expand(num_sets, *value.shape) for name, value in own.items()}
+        found: Any = policy(rows, params if num_sets else own)
+        wanted: Any
+        if policy is normal:
+            scale = normal.sigma.exp().expand_as(found.mean)
+            wanted = Independent(Normal(found.mean, scale), 1)
+        else:
+            wanted = Categorical(logits=found.logits)
+        actions = wanted.sample((7,))
+        for one, other in ((found, wanted), (found.expand((6, *rows.shape[:-1])), wanted)):
+            torch.testing.assert_close(one.log_prob(actions[:6]), other.log_prob(actions[:6]))
+            torch.testing.assert_close(one.entropy(), other.entropy().expand(one.batch_shape))
+        assert found.batch_shape == wanted.batch_shape
+        assert found.event_shape == wanted.event_shape
+        assert found.sample((2,)).shape == wanted.sample((2,)).shape
+        torch.testing.assert_close(kl_divergence(found, wanted), torch.zeros(rows.shape[:-1]))
+        torch.manual_seed(3)
+        drawn = found.sample()
+        torch.manual_seed(3)
+        assert torch.equal(drawn, wanted.sample())
+
+
 def test_gradient_of_sigma_is_zero_below_the_floor() -> None:
     policy = NormalMLPPolicy(3, 2, (4,), min_std=0.1)
     with torch.no_grad():

@@ -99,8 +99,7 @@ class NormalMLPPolicy(MLPPolicy):
         scale = params["sigma"].clamp(min=self._min_log_std).exp()
         if scale.ndim == 2:
             scale = scale.reshape(len(scale), *[1] * (outputs.ndim - 2), -1)
-        normal = Normal(outputs, scale, validate_args=False)
-        return Independent(normal, 1, validate_args=False)
+        return Independent(_Numbers(outputs, scale), 1, validate_args=False)
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -108,6 +107,19 @@ class NormalMLPPolicy(MLPPolicy):
             "init_std": self.init_std,
             "min_std": self.min_std,
         }
+
+
+class _Numbers(Normal):
+    """`Normal(loc, scale)`, a third of whose time goes into finding out the shape of both."""
+
+    def __init__(self, loc: Tensor, scale: Tensor) -> None:
+        self.loc, self.scale = loc, scale.expand_as(loc)
+        Distribution.__init__(self, loc.shape, validate_args=False)
+
+    def expand(self, batch_shape: "torch.Size | Sequence[int]", _instance: Any = None) -> Normal:
+        """See `Normal`."""
+        shape = torch.Size(batch_shape)
+        return Normal(self.loc.expand(shape), self.scale.expand(shape), validate_args=False)
 
 
 class MultiCategoricalMLPPolicy(MLPPolicy):

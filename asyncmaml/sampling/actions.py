@@ -107,7 +107,7 @@ def draw_actions(
 
 def _by_row(values: Tensor, num_axes: int) -> NDArray[Any]:
     """Return the values with one axis for all rows before the last `num_axes`."""
-    array: NDArray[Any] = values.cpu().numpy()
+    array: NDArray[Any] = (values if values.is_cpu else values.cpu()).numpy()
     if array.ndim > num_axes + 1:
         return array.reshape(-1, *array.shape[array.ndim - num_axes :])
     return array

@@ -158,9 +158,10 @@ class Actor:
 
     def _act_stacked(self, stack: Stack, start: int, log: TransitionLog) -> bool:
         """Draw for many sets of parameters in one forward; False where that is not the same."""
-        if stack not in self._ways:
-            self._ways[stack] = self._way_of(stack)
-        size, evidence = self._ways[stack]
+        way = self._ways.get(stack)
+        if way is None:
+            way = self._ways[stack] = self._way_of(stack)
+        size, evidence = way
         if evidence.is_different:
             return False
         try:
@@ -249,9 +250,10 @@ class Actor:
         return draw_actions(plan, distribution, noise, places)
 
     def _layout_of(self, policy: PolicySnapshot) -> RowLayout:
-        if policy not in self._layouts:
-            self._layouts[policy] = RowLayout(policy, self._block)
-        return self._layouts[policy]
+        layout = self._layouts.get(policy)
+        if layout is None:
+            layout = self._layouts[policy] = RowLayout(policy, self._block)
+        return layout
 
     def _noise_of(
         self, plan: ActionPlan, group: Acting, entries: Places, log: TransitionLog

@@ -69,7 +69,7 @@ class VectorRows(Rows):
     def _step(self) -> None:
         arrays = self._arrays
         stepping = arrays.orders == STEP
-        starting = np.flatnonzero(arrays.orders == START)
+        starting = (arrays.orders == START).nonzero()[0]
         try:
             if stepping.any():
                 self._step_rows(stepping)
@@ -89,7 +89,7 @@ class VectorRows(Rows):
         else:
             arrays.observations[stepping] = observations[stepping]
             arrays.rewards[stepping] = rewards[stepping]
-        ended = np.flatnonzero((terminated | truncated) & stepping)
+        ended = ((terminated | truncated) & stepping).nonzero()[0]
         if not ended.size:
             return
         arrays.last_observations[ended] = observations[ended]
