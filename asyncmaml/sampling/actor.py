@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
-from asyncmaml.sampling.formation import Acting, Alike, Places, Stack
+from asyncmaml.sampling.formation import Acting, Alike, Stack
 from asyncmaml.sampling.noise_store import ActionNoise, NoiseStore
-from asyncmaml.sampling.row_places import RowLayout
+from asyncmaml.sampling.row_places import Places, RowLayout
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import StackedPolicies
 from asyncmaml.sampling.transitions import TransitionLog

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.row_places import Places
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.streams import EpisodeStreams
 
 MAX_STACKED_ROWS = 64
 """Rows under one set of parameters from which a forward of their own costs no more."""
 _MAX_KEPT = 64
-
-Places = slice | NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ KINDS_OF_PLACES = 4
 """Floats in 16 bytes."""
 
 Places = slice | NDArray[np.intp]
+"""Where rows lie in an array; a slice where it can be one, since that makes views, not copies."""
 
 
 @cache
