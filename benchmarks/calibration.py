@@ -69,7 +69,7 @@ class _Worker:
     async def open(cls, source: Source, num_rows: int, *, vectorized: bool = True) -> "_Worker":
         """Start a worker with one group of rows."""
         maker = EnvMaker.resolve(
-            source.env, max_episode_steps=source.max_episode_steps, vectorized=vectorized
+            source.env, source.env_kwargs, source.max_episode_steps, vectorized=vectorized
         )
         pool = WorkerPool(maker, PoolSettings(1, num_rows, 1, 60.0, 60.0, 0))
         await pool.open()

@@ -109,6 +109,7 @@ class AsyncContender(Contender):
         self._runner = asyncio.Runner()
         self._sampler = asyncmaml.AsyncSampler(
             source.env,
+            source.env_kwargs,
             batch_size=num_rows * episodes_per_row,
             num_workers=num_workers,
             envs_per_worker=envs_per_worker,
@@ -197,6 +198,7 @@ class LockStepContender(Contender):
         self._policy = policy
         self._sampler = asyncmaml.BatchSampler(
             self.source.env,
+            self.source.env_kwargs,
             batch_size=self._batch_size,
             max_episode_steps=self.source.max_episode_steps,
             num_workers=self._num_workers,

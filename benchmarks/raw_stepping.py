@@ -3,7 +3,9 @@
 As a script, one such process: for each number of seconds read from stdin it steps for so long
 and prints a line of JSON. `python raw_stepping.py Navigation2D 200 vectorized` steps 200 rows as
 one natively vectorised environment; `python raw_stepping.py HalfCheetah 32 single` steps 32 single
-ones in turn, of which each finds the caches cold.
+ones in turn, of which each finds the caches cold. Actions are drawn uniformly over the space;
+`python raw_stepping.py HalfCheetah 32 single 1.0` draws them from a normal distribution of that
+standard deviation, as a policy does that has not learned yet.
 """
 
 import itertools
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Self
 
 import numpy as np
+from gymnasium.spaces import Box, Space
 from workloads import SOURCES, Source
 
 from asyncmaml.envs.making import EnvMaker
@@ -33,11 +36,22 @@ class RawForm:
 
     num_rows: int = 1
     is_vectorized: bool = False
+    action_std: float | None = None
+    """Of single environments' actions, normal around 0; None: uniform over the space. A simulator's
+    step may cost more or less where they lead it."""
 
     @property
     def in_words(self) -> str:
         """For people."""
-        return f"{self.num_rows} {'vectorised' if self.is_vectorized else 'single'}"
+        actions = "" if self.action_std is None else f", actions N(0, {self.action_std:g})"
+        return f"{self.num_rows} {'vectorised' if self.is_vectorized else 'single'}{actions}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """For the script, after the workload."""
+        kind = _VECTORIZED if self.is_vectorized else "single"
+        std = [] if self.action_std is None else [str(self.action_std)]
+        return [str(self.num_rows), kind, *std]
 
 
 @dataclass(frozen=True)
@@ -70,8 +84,7 @@ class RawStepping:
     """
 
     def __init__(self, workload: str, num_processes: int, form: "RawForm") -> None:
-        kind = _VECTORIZED if form.is_vectorized else "single"
-        self._command = [sys.executable, __file__, workload, str(form.num_rows), kind]
+        self._command = [sys.executable, __file__, workload, *form.arguments]
         self._num_processes = num_processes
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
@@ -114,15 +127,23 @@ def _end(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def single_stepper(source: Source, num_envs: int) -> Callable[[], int]:
+def drawn_actions(space: "Space[Any]", std: float | None, count: int) -> list[Any]:
+    """Return actions: uniform over the space, or normal around 0 and clipped to a Box."""
+    if std is not None:
+        assert isinstance(space, Box)
+        normal = std * np.random.default_rng(0).standard_normal((count, *space.shape))
+        return list(normal.clip(space.low, space.high).astype(space.dtype))
+    space.seed(0)
+    drawn = [space.sample() for _ in range(count)]
+    return [int(action) for action in drawn] if isinstance(drawn[0], np.integer) else drawn
+
+
+def single_stepper(
+    source: Source, num_envs: int, action_std: float | None = None
+) -> Callable[[], int]:
     """Return a function that makes one step of each environment, and returns their number."""
     envs = [source.make() for _ in range(num_envs)]
-    space = envs[0].action_space
-    space.seed(0)
-    drawn: list[Any] = [space.sample() for _ in range(_NUM_ACTIONS)]
-    if isinstance(drawn[0], np.integer):
-        drawn = [int(action) for action in drawn]
-    actions = itertools.cycle(drawn)
+    actions = itertools.cycle(drawn_actions(envs[0].action_space, action_std, _NUM_ACTIONS))
     for row, env in enumerate(envs):
         env.reset(seed=os.getpid() + row)
 
@@ -138,9 +159,8 @@ def single_stepper(source: Source, num_envs: int) -> Callable[[], int]:
 
 def vector_stepper(source: Source, num_rows: int) -> Callable[[], int]:
     """Return a function that makes one step of all rows, and returns their number."""
-    env = EnvMaker.resolve(source.env, max_episode_steps=source.max_episode_steps).make_rows(
-        num_rows
-    )
+    maker = EnvMaker.resolve(source.env, source.env_kwargs, source.max_episode_steps)
+    env = maker.make_rows(num_rows)
     assert env is not None
     env.action_space.seed(0)
     actions = env.action_space.sample()
@@ -158,8 +178,11 @@ def vector_stepper(source: Source, num_rows: int) -> Callable[[], int]:
 
 def main() -> None:
     workload, num_rows = sys.argv[1], int(sys.argv[2])
-    make = vector_stepper if sys.argv[3] == _VECTORIZED else single_stepper
-    step = make(SOURCES[workload], num_rows)
+    if sys.argv[3] == _VECTORIZED:
+        step = vector_stepper(SOURCES[workload], num_rows)
+    else:
+        std = float(sys.argv[4]) if len(sys.argv) > 4 else None
+        step = single_stepper(SOURCES[workload], num_rows, std)
     for line in sys.stdin:
         steps = 0
         began, cpu_began = time.perf_counter(), time.process_time()

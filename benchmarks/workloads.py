@@ -5,9 +5,9 @@ steps all sleep for the same time, and one whose steps cost nothing.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
 import asyncmaml.envs  # noqa: F401 - registers Navigation2D
+from asyncmaml.config import TrainConfig
 from asyncmaml.envs.making import quiet_mujoco
 from asyncmaml.envs.rows import RowVectorEnv
 
@@ -142,22 +143,33 @@ _register("benchmarks/Sleeping-v0", "workloads:SleepingEnv", max_episode_steps=N
 class Source:
     """Which environment a workload samples, and how to make one as Gymnasium's users do."""
 
-    env: str | Callable[[], gymnasium.Env[Any, Any]]
+    env: str | Callable[..., gymnasium.Env[Any, Any]]
     max_episode_steps: int | None = None
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_preset(cls, name: str) -> Self:
+        """Return what training by a preset samples."""
+        config = TrainConfig.preset(name)
+        return cls(config.env_id, config.max_episode_steps, config.env_kwargs)
 
     def make(self) -> gymnasium.Env[Any, Any]:
         """Make one environment, without Gymnasium's checker: it would double CartPole's step."""
         if not isinstance(self.env, str):
-            return self.env()
+            return self.env(**self.env_kwargs)
         with quiet_mujoco():
             return gymnasium.make(
-                self.env, max_episode_steps=self.max_episode_steps, disable_env_checker=True
+                self.env,
+                max_episode_steps=self.max_episode_steps,
+                disable_env_checker=True,
+                **self.env_kwargs,
             )
 
 
 SOURCES = {
     "CartPole": Source("CartPole-v1"),
     "HalfCheetah": Source("HalfCheetah-v5", max_episode_steps=200),
+    "HalfCheetahDir": Source.of_preset("halfcheetah-dir"),
     "Navigation2D": Source("asyncmaml/Navigation2D-v0"),
     "Straggler": Source(StragglerEnv),
     "Null": Source("benchmarks/Null-v0"),
