@@ -17,7 +17,6 @@ import gc
 import logging
 import os
 import random
-import re
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from memory_watch import kibibytes
 from storm import Oracle, Round, Tally
 
 _NUM_CALLS = 150
@@ -102,9 +102,7 @@ def belongings() -> Counter[Any]:
 
 
 def resident_mebibytes() -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    return kibibytes(Path("/proc/self/status").read_text(), "VmRSS") / 1024
 
 
 def _show(num_rounds: int, tally: Tally, leaks: Counter[str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._descendants = list(_descendants("self"))
+        self._descendants = list(descendants("self"))
         self._machine_began = _machine_cpu()
         self._children_began = self._children_cpu()
         self._parent_began = time.process_time()
@@ -52,6 +53,54 @@ class Meter:
         return sum(time.clock_gettime((~pid << 3) | 2) for pid in self._descendants)
 
 
+@dataclass(frozen=True)
+class SamplingCpu:
+    """CPU seconds that an `AsyncSampler` took, and whatever else ran."""
+
+    workers: float
+    sampler: float
+    """Its thread."""
+    event_loop: float
+    """The main thread, which calls it."""
+    others: float
+    """Everything else on this machine; a learner of this process is not in it."""
+
+    @property
+    def sampling(self) -> float:
+        """All that sampling took."""
+        return self.workers + self.sampler + self.event_loop
+
+
+class SamplingMeter:
+    """Counts CPU time from its making on, that of a learner in another thread left out."""
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+        samplers = [each for each in threading.enumerate() if each.name == "asyncmaml-sampler"]
+        assert len(samplers) == 1, samplers
+        self._sampler = _ThreadClock(samplers[0])
+        self._event_loop = _ThreadClock(threading.main_thread())
+
+    def read(self) -> SamplingCpu:
+        """Return the times since the meter was made."""
+        sampler, event_loop = self._sampler.read(), self._event_loop.read()
+        reading = self._meter.read()
+        workers, others = reading.children_cpu_seconds, reading.others_cpu_seconds
+        return SamplingCpu(workers, sampler, event_loop, others)
+
+
+class _ThreadClock:
+    """The CPU time of a thread of this process, from its making on."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        assert thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(thread.ident)
+        self._began = time.clock_gettime(self._clock)
+
+    def read(self) -> float:
+        return time.clock_gettime(self._clock) - self._began
+
+
 def _machine_cpu() -> float:
     """CPU seconds of all processes since boot, with what a virtual machine's host took."""
     fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
@@ -59,11 +108,12 @@ def _machine_cpu() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def _descendants(pid: int | str) -> Iterable[int]:
+def descendants(pid: int | str) -> Iterable[int]:
+    """Yield the processes that a process has started, and those that they have; "self": ours."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)
 
 
 @dataclass(frozen=True)
