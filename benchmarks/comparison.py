@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from contenders import Contender
@@ -29,6 +30,12 @@ class Limit:
     """CPU time of the batched policy, a row."""
     rate: float
     """Transitions a second: all cores do nothing else, or no worker ever waits."""
+
+    @classmethod
+    def of_cores(cls, raw: RawMeasurement, policy: PolicyCost) -> Self:
+        """Return it where every usable core does raw steps and the policy, and nothing else."""
+        raw_us, policy_us = raw.cpu_us, policy.cpu_us_per_row
+        return cls(raw_us, policy_us, usable_cores() / (raw_us + policy_us) * 1e6)
 
     @property
     def cpu_us(self) -> float:
@@ -116,12 +123,11 @@ class Result:
         if not self.raw:
             return None
         raw = self.raw_of(contender.is_vectorized)[repeat]
-        policy_us = self.policy_costs[contender.label][repeat].cpu_us_per_row
+        limit = Limit.of_cores(raw, self.policy_costs[contender.label][repeat])
         if self.workload.sleeps:
-            rate = self.workload.num_raw_processes / raw.wall_us * 1e6
-        else:
-            rate = usable_cores() / (raw.cpu_us + policy_us) * 1e6
-        return Limit(raw.cpu_us, policy_us, rate)
+            never_waiting = self.workload.num_raw_processes / raw.wall_us * 1e6
+            return replace(limit, rate=never_waiting)
+        return limit
 
     def raw_of(self, is_vectorized: bool) -> list[RawMeasurement]:
         """Return the raw steps of one kind; of several forms, the one with most rows."""
