@@ -69,10 +69,13 @@ def _us_per_call(call: Callable[[], object], seconds: float) -> tuple[float, flo
         call()
     calls = 0
     began, cpu_began = time.perf_counter(), time.thread_time()
-    while (elapsed := time.perf_counter() - began) < seconds:
+    elapsed = 0.0
+    # Once at least: on a busy machine the time may be over before the first look.
+    while not calls or elapsed < seconds:
         for _ in range(_CALLS_BETWEEN_LOOKS):
             call()
         calls += _CALLS_BETWEEN_LOOKS
+        elapsed = time.perf_counter() - began
     cpu_elapsed = time.thread_time() - cpu_began
     return elapsed / calls * 1e6, cpu_elapsed / calls * 1e6
 

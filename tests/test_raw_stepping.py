@@ -1,8 +1,9 @@
-"""What benchmarks/raw_stepping.py steps: the limit of a sampler is only as right as this."""
+"""What the limit of a sampler is made of: benchmarks/raw_stepping.py and policy_cost.py."""
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from policy_cost import _WARM_UP_CALLS, _us_per_call
 from raw_stepping import RawForm, drawn_actions
 from workloads import Source
 
@@ -39,3 +40,16 @@ def test_raw_environment_is_the_one_that_the_preset_trains_on() -> None:
     assert isinstance(env.action_space, Box)
     assert (env.action_space.high == config.env_kwargs["action_scale"]).all()
     env.close()
+
+
+def test_a_call_is_timed_once_at_least_however_short_the_time() -> None:
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+
+    wall_us, cpu_us = _us_per_call(call, 0.0)
+    assert calls > _WARM_UP_CALLS
+    assert wall_us > 0
+    assert cpu_us > 0
