@@ -36,10 +36,13 @@ def is_plain_mlp(policy: nn.Module) -> bool:
 class _Pass:
     """One forward through the layers, with what derivatives need of it.
 
-    Letters as above; rows are `(N, ...)`, or `(M, N, ...)` with stacked parameters.
+    Letters as above; rows are `(N, ...)`, or `(M, N, ...)` with stacked parameters. `bends` are
+    phi''(z), if they are asked for.
     """
 
-    def __init__(self, policy: MLPPolicy, params: Params, observations: Tensor) -> None:
+    def __init__(
+        self, policy: MLPPolicy, params: Params, observations: Tensor, *, with_bends: bool = False
+    ) -> None:
         self.names = list(dict(policy.named_parameters()))
         self.layers = policy._layer_names
         self.weights = [params[weight].detach() for weight, _ in self.layers]
@@ -52,7 +55,9 @@ class _Pass:
         rows = rows.reshape(*axes, -1, rows.shape[-1])
         for index, ((_, bias), weight) in enumerate(zip(self.layers, self.weights, strict=True)):
             if index:
-                rows, slope, bend = _activated(policy.nonlinearity_name, policy.nonlinearity, rows)
+                rows, slope, bend = _activated(
+                    policy.nonlinearity_name, policy.nonlinearity, rows, with_bend=with_bends
+                )
                 self.slopes.append(slope)
                 self.bends.append(bend)
             self.inputs.append(rows)
@@ -120,9 +125,15 @@ class MLPHessian(Hessian):
         self, policy: nn.Module, params: Params, observations: Tensor, loss_of: Loss
     ) -> None:
         assert isinstance(policy, MLPPolicy)
-        self._network = network = _Pass(policy, params, observations)
+        self._network = network = _Pass(policy, params, observations, with_bends=True)
         self._head = head = _Head(policy, params, network, loss_of)
-        gradient, self._deltas, self._carried = network.pull(head.gradient[0])
+        gradient, self._deltas, carried = network.pull(head.gradient[0])
+        # d W phi''(z) is the same in every product: it takes the place of both.
+        self._bent = [
+            None if bend is None else rows.mul_(bend)
+            for rows, bend in zip(carried, network.bends, strict=True)
+        ]
+        network.bends.clear()
         gradient.update(zip(head.names, head.gradient[1:], strict=True))
         self.gradient = tuple(gradient[name] for name in network.names)
 
@@ -145,9 +156,9 @@ class MLPHessian(Hessian):
             rows = torch.matmul(rows, network.weights[index])
             _add_product(rows, delta, along[weight])
             rows.mul_(network.slopes[index - 1])
-            bend = network.bends[index - 1]
-            if bend is not None:
-                rows.add_(self._carried[index - 1] * bend * moved[index - 1])
+            bent = self._bent[index - 1]
+            if bent is not None:
+                rows.addcmul_(bent, moved[index - 1])
         return tuple(product[name] for name in network.names)
 
 
@@ -172,16 +183,16 @@ class MLPFisher(CurvatureProduct):
 
 
 def _activated(
-    name: str | None, nonlinearity: Nonlinearity, before: Tensor
+    name: str | None, nonlinearity: Nonlinearity, before: Tensor, *, with_bend: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return phi(z), phi'(z) and phi''(z), the last as None where it is 0 everywhere."""
+    """Return phi(z), phi'(z) and phi''(z), the last as None unasked or where it is 0 everywhere."""
     if name == "relu":
         after = before.relu_()
         return after, (after > 0).to(after.dtype), None
     with torch.enable_grad():
         leaf = before.requires_grad_()
         after = nonlinearity(leaf)
-        (slope,) = torch.autograd.grad(after.sum(), leaf, create_graph=True)
+        (slope,) = torch.autograd.grad(after.sum(), leaf, create_graph=with_bend)
         if not slope.requires_grad:
             return after.detach(), slope, None
         (bend,) = torch.autograd.grad(slope.sum(), leaf, materialize_grads=True)
