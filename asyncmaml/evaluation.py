@@ -87,8 +87,9 @@ async def evaluate(
 ) -> EvaluationReport:
     """Adapt a policy to held-out tasks and tell its returns after each gradient step.
 
-    The tasks are never those of a training: they are drawn by themselves, and the same seed
-    gives the same ones for every run. (A family of two tasks, such as a direction, has no others.)
+    The tasks are never those of a training: they are drawn by themselves, by the environment's
+    `sample_held_out_tasks` if it has that, and the same seed gives the same ones for every run.
+    (A family of two tasks, such as a direction, has no others.)
 
     Args:
         run: A run's folder, where `evaluation.json` is written, or a policy.
@@ -168,7 +169,7 @@ async def adapted_tasks(
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(LearnerThread())
         await stack.enter_async_context(sampler)
-        tasks = sampler.sample_tasks(num_tasks, seed=draw_number(purpose, 0))
+        tasks = sampler.sample_tasks(num_tasks, seed=draw_number(purpose, 0), held_out=True)
         tasks = tasks if choose is None else choose(tasks)
         return await Rollouts(sampler, learner, thread).adapt(tasks, plan, Clock())
 

@@ -252,7 +252,7 @@ class _Run:
             }
         # The same tasks and episodes' seeds each time, so that the curve shows the policy alone.
         tasks = self._sampler.sample_tasks(
-            config.evaluation_tasks, seed=draw_number(Purpose.EVALUATION, 0)
+            config.evaluation_tasks, seed=draw_number(Purpose.EVALUATION, 0), held_out=True
         )
         plan = Plan(
             Purpose.EVALUATION,

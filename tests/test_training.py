@@ -12,7 +12,15 @@ import torch
 from fakes import CountingEnv, Step
 from processes import until
 
-from asyncmaml import AsyncSampler, TrainConfig, TrainResult, load_policy, train
+from asyncmaml import (
+    AsyncSampler,
+    BatchSampler,
+    TrainConfig,
+    TrainResult,
+    evaluate,
+    load_policy,
+    train,
+)
 from asyncmaml.checkpoint import Checkpoint, Row
 from asyncmaml.config import LEARNERS
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError, NotFiniteError
@@ -65,6 +73,18 @@ class ConstantRewardEnv(CountingEnv):
     def step(self, action: Any) -> Step:
         observation, _, terminated, truncated, info = super().step(action)
         return observation, 1.0, terminated, truncated, info
+
+
+class HoldingOutEnv(CountingEnv):
+    """Draws tasks below 1 for training and above it otherwise; a step of those is worth 10."""
+
+    def step(self, action: Any) -> Step:
+        observation, _, terminated, truncated, info = super().step(action)
+        reward = float(action) + 10.0 * (self.task["number"] >= 1)
+        return observation, reward, terminated, truncated, info
+
+    def sample_held_out_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        return [{"number": 1 + task["number"]} for task in self.sample_tasks(num_tasks)]
 
 
 @pytest.fixture
@@ -148,6 +168,37 @@ async def test_held_out_tasks_are_none_of_the_training() -> None:
         for purpose in (Purpose.EVALUATION, Purpose.FINAL_EVALUATION, Purpose.PICTURE):
             drawn += goals(purpose, 0)
     assert len(set(drawn)) == 5 * 23
+
+
+async def test_what_the_environment_holds_out_is_evaluated_and_never_trained_on(
+    register: Any,
+) -> None:
+    register("test/HoldingOut-v0", HoldingOutEnv)
+    config = TINY.replace(env_id="test/HoldingOut-v0", max_episode_steps=None)
+    result = await train(config)
+    for row in result.history:
+        assert all(0 <= row[f"return_{updates}"] <= 5 for updates in range(3))
+    last = result.history[-1]
+    assert all(50 <= last[f"evaluation_return_{updates}"] <= 55 for updates in range(3))
+    report = await evaluate(result.policy, config, num_tasks=4, num_episodes=2)
+    assert all(50 <= value <= 55 for values in report.task_returns for value in values)
+
+
+def test_both_samplers_draw_the_same_held_out_tasks() -> None:
+    settings: dict[str, Any] = {"num_workers": 0, "seed": 3}
+
+    async def drawn(env: Any) -> tuple[list[Any], list[Any]]:
+        async with AsyncSampler(env, **settings) as sampler:
+            return sampler.sample_tasks(4, seed=5, held_out=True), sampler.sample_tasks(4, seed=5)
+
+    held_out, others = asyncio.run(drawn(HoldingOutEnv))
+    with BatchSampler(HoldingOutEnv, batch_size=1, **settings) as lock_step:
+        assert lock_step.sample_tasks(4, seed=5, held_out=True) == held_out
+    assert [task["number"] - 1 for task in held_out] == pytest.approx(
+        [task["number"] for task in others]
+    )
+    # One that holds nothing out draws as for training.
+    assert asyncio.run(drawn(CountingEnv)) == (others, others)
 
 
 async def test_folder_holds_all_of_the_run(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The tasks of an environment, asked through its wrappers.
 
 A task environment has `sample_tasks(num_tasks) -> list` and `reset_task(task)`; Meta-World
-calls the second one `set_task`.
+calls the second one `set_task`. One that keeps some of its tasks from training has
+`sample_held_out_tasks(num_tasks)` as well.
 """
 
 from typing import Any
@@ -18,10 +19,19 @@ def has_tasks(env: gymnasium.Env[Any, Any]) -> bool:
     return env.has_wrapper_attr("sample_tasks") and _setter_of(env) is not None
 
 
-def sample_tasks(env: gymnasium.Env[Any, Any], num_tasks: int, seed: int | None) -> list[Any]:
+def sample_tasks(
+    env: gymnasium.Env[Any, Any], num_tasks: int, seed: int | None, *, held_out: bool = False
+) -> list[Any]:
     """Draw tasks from the environment's distribution; the same seed gives the same tasks.
 
     Resets the environment, since that is how Gymnasium seeds the generator.
+
+    Args:
+        env: A task environment.
+        num_tasks: How many.
+        seed: Of the draw; None: the environment goes on where it is.
+        held_out: Draw them from those that the environment keeps from training, if it does. In
+            other families each draw comes from one and the same distribution.
 
     Raises:
         ConfigurationError: The environment has no tasks, or did not return `num_tasks` of them.
@@ -33,11 +43,14 @@ def sample_tasks(env: gymnasium.Env[Any, Any], num_tasks: int, seed: int | None)
         )
         raise ConfigurationError(message)
     env.reset(seed=seed)
-    tasks = env.get_wrapper_attr("sample_tasks")(num_tasks)
+    name = "sample_tasks"
+    if held_out and env.has_wrapper_attr("sample_held_out_tasks"):
+        name = "sample_held_out_tasks"
+    tasks = env.get_wrapper_attr(name)(num_tasks)
     if not isinstance(tasks, list) or len(tasks) != num_tasks:
         found = f"{len(tasks)} of them" if isinstance(tasks, list) else f"{tasks!r}"
         message = (
-            f"sample_tasks({num_tasks}) of {env} must return a list of {num_tasks} tasks and "
+            f"{name}({num_tasks}) of {env} must return a list of {num_tasks} tasks and "
             f"returned {found}; correct the environment"
         )
         raise ConfigurationError(message)

@@ -191,11 +191,14 @@ class BatchSampler:
                 last = np.array(observations, self._observation_type)[ended]
                 episodes.finish(batch_ids[ended], last, terminated[ended], truncated[ended])
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Any]:
+    def sample_tasks(
+        self, num_tasks: int, *, seed: int | None = None, held_out: bool = False
+    ) -> list[Any]:
         """Draw tasks from the environment's distribution; see `AsyncSampler.sample_tasks`."""
         self._check_open()
         number, call_seed = Whole(1).check("num_tasks", num_tasks), optional_seed(seed)
-        return sample_tasks(self._task_env, number, self._seeds.next_tasks(call_seed))
+        tasks_seed = self._seeds.next_tasks(call_seed)
+        return sample_tasks(self._task_env, number, tasks_seed, held_out=held_out)
 
     def reset_task(self, task: Any) -> None:
         """Give all environments a task, which they keep; None: the one of their constructor."""

@@ -360,7 +360,9 @@ class AsyncSampler:
         """
         return nullcontext() if self._trace is None else self._trace.span(name)
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Any]:
+    def sample_tasks(
+        self, num_tasks: int, *, seed: int | None = None, held_out: bool = False
+    ) -> list[Any]:
         """Draw tasks from the environment's distribution.
 
         The n-th call of a sampler with the same seed draws the same tasks.
@@ -368,6 +370,8 @@ class AsyncSampler:
         Args:
             num_tasks: How many.
             seed: Replaces the number of this call, as in `sample`.
+            held_out: For evaluation: where the environment has `sample_held_out_tasks`, draw them
+                by that.
 
         Raises:
             ConfigurationError: The environment has no tasks.
@@ -381,7 +385,8 @@ class AsyncSampler:
                 "with reset_task(task); add them to the environment, or make the tasks yourself"
             )
             raise ConfigurationError(message)
-        return sample_tasks(engine.task_env, number, self._seeds.next_tasks(call_seed))
+        tasks_seed = self._seeds.next_tasks(call_seed)
+        return sample_tasks(engine.task_env, number, tasks_seed, held_out=held_out)
 
     async def reset_task(self, task: Any) -> None:
         """Make `task` the default of later calls; None: the environment's own, initial task."""
