@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from asyncmaml.envs import tasks
+from asyncmaml.envs.extras import metaworld_required, mujoco_required
 from asyncmaml.envs.making import EnvMaker, quiet_mujoco, register_all, registered_by_user
-from asyncmaml.envs.mujoco_extra import mujoco_required
 from asyncmaml.envs.navigation import Navigation2DEnv, Navigation2DVectorEnv
 from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
 from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
@@ -428,4 +428,19 @@ def test_missing_mujoco_is_told_with_its_extra_and_another_package_as_it_is() ->
     ):
         raise mujoco
     with pytest.raises(ModuleNotFoundError, match="gtk"), mujoco_required("Ant"):
+        raise other
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("metaworld", "Meta-World"), ("mujoco", "MuJoCo"), ("packaging", "packaging")],
+)
+def test_missing_part_of_meta_world_is_told_with_the_extra_of_meta_world(
+    module: str, package: str
+) -> None:
+    missing, other = (ModuleNotFoundError(f"No module named '{name}'") for name in (module, "gtk"))
+    wanted = rf"^Arm needs {package}, .* 'asyncmaml\[metaworld\]'$"
+    with pytest.raises(MissingExtraError, match=wanted), metaworld_required("Arm"):
+        raise missing
+    with pytest.raises(ModuleNotFoundError, match="gtk"), metaworld_required("Arm"):
         raise other

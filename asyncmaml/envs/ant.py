@@ -24,6 +24,7 @@ velocities are off by 0.004 m/s on average. Goals are measured from where the to
 
 from typing import Any
 
+from asyncmaml.envs.extras import mujoco_required
 from asyncmaml.envs.locomotion import (
     Directions,
     Positions,
@@ -31,7 +32,6 @@ from asyncmaml.envs.locomotion import (
     TaskLocomotion,
     Velocities,
 )
-from asyncmaml.envs.mujoco_extra import mujoco_required
 
 with mujoco_required("the Ant family"):
     from gymnasium.envs.mujoco.ant_v5 import AntEnv

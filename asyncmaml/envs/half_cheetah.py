@@ -12,13 +12,13 @@ Velocities are differences of x over a step, divided by its time, 0.05 s.
 
 from typing import Any
 
+from asyncmaml.envs.extras import mujoco_required
 from asyncmaml.envs.locomotion import (
     Directions,
     Task,
     TaskLocomotion,
     Velocities,
 )
-from asyncmaml.envs.mujoco_extra import mujoco_required
 
 with mujoco_required("the HalfCheetah family"):
     from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv

@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
-from asyncmaml.envs.mujoco_extra import mujoco_required
+from asyncmaml.envs.extras import mujoco_required
 from asyncmaml.envs.mujoco_log import quiet_mujoco
 from asyncmaml.envs.registrations import (
     find_spec,
