@@ -12,7 +12,11 @@ from processes import ROOT
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
-EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+ALL_EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+# It pins MuJoCo to another release than the constraints.
+APART = "metaworld"
+EXTRAS = {name: packages for name, packages in ALL_EXTRAS.items() if name != APART}
 
 
 def constraint_lines() -> list[str]:
@@ -56,6 +60,12 @@ def test_dev_holds_all_other_extras() -> None:
     assert packages == {
         (one.name, *one.extras) for extra in EXTRAS for one in required(EXTRAS[extra])
     }
+
+
+def test_meta_world_is_an_extra_apart_from_all_others_and_from_the_constraints() -> None:
+    names = {package.name for package in required(ALL_EXTRAS[APART])}
+    assert names == {"metaworld", "packaging"}
+    assert "metaworld" not in {package.name for package in EVERYTHING} | PINS.keys()
 
 
 def test_torch_is_pinned_to_the_build_for_cpus() -> None:

@@ -44,3 +44,10 @@ for _name, _module in (
         f"asyncmaml.envs.{_module}:{_name}Env",
         max_episode_steps=200,
     )
+for _benchmark in ("ML1", "ML10", "ML25", "ML45"):
+    _register_once(
+        f"asyncmaml/MetaWorld{_benchmark}-v0",
+        "asyncmaml.envs.meta_world:MetaWorldEnv",
+        max_episode_steps=500,
+        kwargs={"benchmark": _benchmark},
+    )
