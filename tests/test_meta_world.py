@@ -1,7 +1,8 @@
 """Meta-World's benchmarks, on a fake of the package and, where it is installed, on itself.
 
-It is in no other extra, since it pins MuJoCo: install `asyncmaml[metaworld]` in an environment of
-its own, without constraints.txt, and run this file there.
+Fault 25 of the list in MAMLRL.md 3.3 fails here when put back. The package is in no other extra,
+since it pins MuJoCo: install `asyncmaml[metaworld]` in an environment of its own, without
+constraints.txt, and run this file there.
 """
 
 import asyncio
