@@ -3,16 +3,21 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+PATIENCE = 30.0
+"""Seconds after which what we wait for will not come. Nothing that succeeds takes nearly as long,
+however busy the machine is."""
 
 
 def children() -> set[int]:
@@ -84,19 +89,37 @@ def resident_mebibytes(pid: int) -> float:
     return int(found[1]) / 1024
 
 
+@contextmanager
+def start_python(*args: str | Path, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Start Python in a process group of its own, which ends with the block at the latest."""
+    with subprocess.Popen(
+        [sys.executable, *args], text=True, start_new_session=True, **options
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:  # a test has failed, and nobody else would end it
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def start_command(*args: str | Path, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Start `asyncmaml` with some arguments; see `start_python`."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    with start_python("-m", "asyncmaml", *args, env=env, **options) as process:
+        yield process
+
+
+@contextmanager
 def start_script(
-    path: Path, script: str, *args: str, warnings: str = "error"
-) -> subprocess.Popen[str]:
-    """Start a script in a process group of its own; it finds our package and the fakes."""
+    path: Path, script: str, *args: str, warnings: str = "error", **options: Any
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start a script that finds our package and the fakes; see `start_python`."""
     path.write_text(textwrap.dedent(script))
-    return subprocess.Popen(
-        [sys.executable, path, *args],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": warnings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONWARNINGS": warnings}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_python(path, *args, env=env, **options) as process:
+        yield process
 
 
 def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> str:
@@ -107,7 +130,9 @@ def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> 
     return output
 
 
-async def until(is_so: Callable[[], bool], seconds: float = 10, *, pause: float = 0.001) -> float:
+async def until(
+    is_so: Callable[[], bool], seconds: float = PATIENCE, *, pause: float = 0.001
+) -> float:
     """Let the loop go on until it is so; return how long that took.
 
     Without a `pause` between two looks nothing is missed, but the looking takes the interpreter
@@ -120,7 +145,7 @@ async def until(is_so: Callable[[], bool], seconds: float = 10, *, pause: float 
     return time.perf_counter() - began
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float) -> float:
+def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> float:
     """Wait until it is so; return how long that took."""
     began = time.perf_counter()
     while not is_so():

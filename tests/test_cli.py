@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 import torch
 from fakes import that_raises, without_mujoco
-from processes import ROOT, is_alive, wait_until
+from processes import PATIENCE, ROOT, is_alive, start_command, wait_until
 
 from asyncmaml import BatchEpisodes, NormalMLPPolicy, __version__
 from asyncmaml.cli import main
@@ -34,16 +34,6 @@ def registered() -> Iterator[None]:
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(entries)
-
-
-def command(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "asyncmaml", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
-        text=True,
-        start_new_session=True,
-        **options,
-    )
 
 
 def sampled(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -81,8 +71,8 @@ def test_help_loads_neither_torch_nor_numpy_nor_gymnasium() -> None:
 
 
 def test_module_is_the_command() -> None:
-    with command("--version", stdout=subprocess.PIPE) as process:
-        assert process.communicate(timeout=50)[0] == f"asyncmaml {__version__}\n"
+    with start_command("--version", stdout=subprocess.PIPE) as process:
+        assert process.communicate(timeout=PATIENCE)[0] == f"asyncmaml {__version__}\n"
     assert process.returncode == 0
 
 
@@ -229,9 +219,10 @@ def test_no_bar_without_rich(
 def test_reader_that_goes_away_is_not_an_error_with_a_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with command("sample", NAVIGATION, *QUICK, stdout=writing, stderr=subprocess.PIPE) as process:
+    streams: dict[str, Any] = {"stdout": writing, "stderr": subprocess.PIPE}
+    with start_command("sample", NAVIGATION, *QUICK, **streams) as process:
         os.close(writing)
-        assert process.communicate(timeout=50)[1] == ""
+        assert process.communicate(timeout=PATIENCE)[1] == ""
     assert process.returncode == 1
 
 
@@ -398,7 +389,7 @@ def test_samples_that_fail_together_give_one_message(
 def test_ctrl_c_ends_the_bar_and_every_process_and_exits_with_130() -> None:
     terminal, theirs = pty.openpty()
     arguments = ["sample", "Pendulum-v1", "--episodes", "50000", "--workers", "2"]
-    with command(*arguments, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with start_command(*arguments, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         seen = b""
         while not re.search(rb"sampling[^/]*/50,000 episodes [1-9][\d,]* steps", plain_text(seen)):
@@ -413,12 +404,12 @@ def test_ctrl_c_ends_the_bar_and_every_process_and_exits_with_130() -> None:
         except OSError:  # the other end is closed: nobody is left to write there
             pass
         os.close(terminal)
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert output == ""
     assert plain_text(rest).endswith(b"asyncmaml: interrupted\r\n")
     assert b"Traceback" not in rest
-    wait_until(lambda: not any(map(is_alive, group)), 5)
+    wait_until(lambda: not any(map(is_alive, group)))
 
 
 def plain_text(written: bytes) -> bytes:

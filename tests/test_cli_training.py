@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT, is_alive, wait_until
+from processes import PATIENCE, ROOT, is_alive, start_command, wait_until
 
 from asyncmaml import TrainConfig
 from asyncmaml.checkpoint import Checkpoint
@@ -42,16 +42,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def saved(folder: Path) -> TrainConfig:
     return TrainConfig.load(folder / "config.json")
-
-
-def process_of(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "asyncmaml", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
-        text=True,
-        start_new_session=True,
-        **options,
-    )
 
 
 # ---- flags ----
@@ -336,7 +326,9 @@ def test_signal_ends_a_training_with_a_checkpoint_that_resumes_bit_for_bit(
         for number in codes:
             command = ["train", "navigation-2d", "--output", str(tmp_path / number.name)]
             processes[number] = stack.enter_context(
-                process_of(*command, *TINY, *long, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                start_command(
+                    *command, *TINY, *long, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
             )
         for number, process in processes.items():
             assert process.stdout is not None
@@ -344,7 +336,7 @@ def test_signal_ends_a_training_with_a_checkpoint_that_resumes_bit_for_bit(
                 assert process.poll() is None
             process.send_signal(number)
         for number, process in processes.items():
-            _, complaints = process.communicate(timeout=30)
+            _, complaints = process.communicate(timeout=PATIENCE)
             folder = tmp_path / number.name
             assert process.returncode == codes[number]
             assert complaints.endswith("asyncmaml: interrupted\n")
@@ -365,7 +357,7 @@ def test_terminal_shows_a_bar_with_returns_kl_speed_and_the_time_left(tmp_path: 
     terminal, theirs = pty.openpty()
     long = ["--iterations", "100000", "--quiet"]
     command = ["train", "navigation-2d", "--output", str(tmp_path / "run"), *TINY, *long]
-    with process_of(*command, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with start_command(*command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         seen = b""
         returns = rb"-\d\.\d\d \xe2\x86\x92 -\d\.\d\d"
@@ -373,7 +365,7 @@ def test_terminal_shows_a_bar_with_returns_kl_speed_and_the_time_left(tmp_path: 
         while not re.search(wanted, re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen)):
             seen += os.read(terminal, 1 << 16)
         process.send_signal(signal.SIGINT)
-        wait_until(lambda: process.poll() is not None, 30)
+        wait_until(lambda: process.poll() is not None)
         os.close(terminal)
         assert process.stdout is not None
         assert process.stdout.read() == ""
@@ -431,7 +423,7 @@ def test_render_films_a_half_cheetah_without_a_screen(
     assert main([*command, *TINY, "--envs-per-worker", "2"]) == 0
     quick = ["--tasks", "1", "--episodes", "2"]
     # A process of its own: MuJoCo reads MUJOCO_GL once, when it is first imported.
-    with process_of("render", str(folder), "--output", str(film), *quick) as process:
+    with start_command("render", str(folder), "--output", str(film), *quick) as process:
         assert process.wait(timeout=50) == 0
     assert b"ftyp" in film.read_bytes()[:12]
 
