@@ -2,25 +2,40 @@
 
 import gc
 import multiprocessing
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
+import hypothesis
 import pytest
 import torch
 import uvloop
 
 pytest.register_assert_rewrite("cancelling", "oracle", "processes")
 
+from faulty import CLOCK  # noqa: E402
 from oracle import PENDULUM, lockstep, policy_of  # noqa: E402  (rewritten as they are imported)
-from processes import children, descriptors, is_in_use_elsewhere  # noqa: E402
+from processes import children, descriptors, is_in_use_elsewhere, wait_until  # noqa: E402
 
 from asyncmaml import BatchEpisodes  # noqa: E402
 from asyncmaml.learning.policies import MLPPolicy  # noqa: E402
+
+# A deadline for an example, or for the drawing of one, would be a test of how busy the machine is.
+hypothesis.settings.register_profile(
+    "any load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any load")
+
+GOING = {"threads", "shared memory"}
+"""What may be there for a moment longer: a thread that has told its end already, and a segment
+that another program is about to take the name of."""
 
 
 def _belongings() -> dict[str, Counter[Any]]:
@@ -59,13 +74,24 @@ def what_libraries_open_once_is_open() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard() -> None:
+    """A shell has the jobs in its background ignore it, and so would all that we start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     before = _belongings()
     yield
-    if _left_since(before):
-        gc.collect()  # what no test closes may still be closed by its end
-        assert not _left_since(before)
+    if not _left_since(before):
+        return
+    gc.collect()  # what no test closes may still be closed by its end
+    if _left_since(before).keys() <= GOING:
+        with suppress(AssertionError):
+            wait_until(lambda: not _left_since(before), 5)
+    assert not _left_since(before)
 
 
 @pytest.fixture
@@ -75,6 +101,20 @@ def register() -> Iterator[Any]:
     yield gymnasium.register
     gymnasium.registry.clear()
     gymnasium.registry.update(entries)
+
+
+@pytest.fixture
+def leaping_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the limits of samplers go by a clock that stands still but for `faulty.leap()`.
+
+    So no worker is late because the machine is busy, and nobody waits until one is.
+    """
+    path = tmp_path / "clock"
+    path.touch()
+    monkeypatch.setenv(CLOCK, str(path))
+    clock = SimpleNamespace(perf_counter=lambda: path.stat().st_size / 100)
+    for module in ("coordinator", "pool"):
+        monkeypatch.setattr(f"asyncmaml.sampling.{module}.time", clock)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,28 @@ from fakes import CountingEnv, Step
 
 FLOOD_BYTES = 4 << 20
 FOR_EVER = 3600.0
+CLOCK = "ASYNCMAML_TEST_CLOCK"
+"""Names the file whose size is the time, in hundredths of a second; see `leaping_clock`."""
 
 
 def be_slow(seconds: float) -> None:
     """Do nothing for a while: the slowness is the fault, and waits for nobody."""
     threading.Event().wait(seconds)
+
+
+def stand_still(seconds: float) -> None:
+    """Be slow, and by a `leaping_clock` a thousand times as slow."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        be_slow(0.05)
+        leap(50)
+
+
+def leap(seconds: float) -> None:
+    """Have this time pass at once, for a sampler whose limits go by a `leaping_clock`."""
+    if path := os.environ.get(CLOCK):
+        with open(path, "ab") as clock:
+            clock.write(b"." * round(100 * seconds))
 
 
 def segfault() -> None:
@@ -55,22 +73,14 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave_a_child_and_die() -> None:
-    """A process that holds the worker's streams and goes on writing."""
-    told, telling = os.pipe()
-    deeds = f"echo orphan >&2; echo >&{telling}; exec sleep 3"
-    subprocess.Popen(["sh", "-c", deeds], pass_fds=[telling])
-    os.read(told, 1)  # it has written
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def hang() -> None:
     print("I will think about it", file=sys.stderr)
-    be_slow(FOR_EVER)
+    stand_still(FOR_EVER)
 
 
 def pause() -> None:
-    be_slow(0.6)
+    """Be late, but not for ever: who looks now and then sees it, and who does not gets a reply."""
+    stand_still(5)
 
 
 def hang_with_the_gil() -> None:
@@ -215,15 +225,20 @@ class ThreadCountEnv(CountingEnv):
 
 
 class SlowToBeginEnv(CountingEnv):
-    """Takes its time to be made, and to be reset."""
+    """Takes its time to be made, and to be reset: so long by a `leaping_clock`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
-        be_slow(seconds)
+        self.take_time()
+
+    def take_time(self) -> None:
+        be_slow(0.06)  # so that somebody looks before and behind
+        leap(self.seconds)
+        be_slow(0.06)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        be_slow(self.seconds)
+        self.take_time()
         return super().reset(seed=seed)
 
 
@@ -259,6 +274,27 @@ class HelpedEnv(CountingEnv):
             signal.pause()
 
 
+class OrphaningEnv(CountingEnv):
+    """Kills its process once, and leaves another one that has written and holds its streams.
+
+    The file `told` has the number of the one that is left.
+    """
+
+    def __init__(self, told: Path) -> None:
+        super().__init__(length=3)
+        self.told = told
+
+    def step(self, action: Any) -> Step:
+        if self.steps == 1 and not self.told.exists():
+            has_written, telling = os.pipe()
+            deeds = f"echo orphan >&2; echo >&{telling}; exec sleep 60"
+            orphan = subprocess.Popen(["sh", "-c", deeds], pass_fds=[telling])
+            os.read(has_written, 1)
+            self.told.write_text(str(orphan.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class LoudEnv(CountingEnv):
     """Raises with a text as long as its task says."""
 
@@ -269,11 +305,16 @@ class LoudEnv(CountingEnv):
 
 
 class LengthEnv(CountingEnv):
-    """Lasts as long as its task says."""
+    """Lasts as many steps as its task says, and on until the file is there that it may name."""
 
     def reset_task(self, task: Any) -> None:
         super().reset_task(task)
         self.length = task["length"]
+
+    def step(self, action: Any) -> Step:
+        observation, reward, ended, truncated, info = super().step(action)
+        may_end = "until" not in self.task or Path(self.task["until"]).exists()
+        return observation, reward, ended and may_end, truncated, info
 
 
 class GatedResetEnv(CountingEnv):

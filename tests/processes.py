@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -66,10 +67,17 @@ def is_alive(pid: int) -> bool:
 
 def is_in_use_elsewhere(path: Path) -> bool:
     """Tell whether processes other than ours have the file mapped, or have removed it already."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return True
+    # Not by its name: a semaphore is mapped under another one than it has later.
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    mapped = f" {device} {status.st_ino} "
     ours = children() | {os.getpid()}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if int(entry.name) not in ours and f"{path}\n" in (entry / "maps").read_text():
+            if int(entry.name) not in ours and mapped in (entry / "maps").read_text():
                 return True
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or is not of this user
@@ -152,6 +160,25 @@ def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> float:
         assert time.perf_counter() - began < seconds, f"not within {seconds} s"
         time.sleep(0.005)
     return time.perf_counter() - began
+
+
+@contextmanager
+def held(sampler: Any) -> Iterator[None]:
+    """Have the sampler's thread wait meanwhile."""
+    may_go = threading.Event()
+    sampler._engine._call(may_go.wait, PATIENCE)
+    try:
+        yield
+    finally:
+        may_go.set()
+
+
+async def all_at_once(sampler: Any, *calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Await calls that the sampler's thread hears of between two of its ticks, in their order."""
+    with held(sampler):
+        tasks = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0)  # they have all been made
+    return await asyncio.gather(*tasks)
 
 
 def waiting_gates(directory: Path) -> tuple[Path, Path]:

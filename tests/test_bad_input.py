@@ -25,7 +25,7 @@ from fakes import (
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple
 from oracle import assert_same, lockstep, policy_of, uniform
-from processes import children
+from processes import PATIENCE, children
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Gamma, Independent, Normal
 
@@ -69,7 +69,7 @@ def in_process(env: Any, *, rows: int = 4, **settings: Any) -> AsyncSampler:
 async def refused(kind: type[Exception], *words: str, sampling: Any) -> Any:
     """Await what must raise exactly this kind; return the error, whose text has the words."""
     with pytest.raises(AsyncMAMLError) as caught:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await sampling
     assert type(caught.value) is kind, caught.value
     for word in words:
@@ -712,7 +712,7 @@ async def test_policy_that_fails_leaves_the_other_requests(
     ) as sampler:
         fails = refused(PolicyError, sampling=sampler.sample(dividing, batch_size=4, seed=2))
         other = sampler.sample(uniform, batch_size=5, seed=1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             results = await asyncio.gather(*((fails, other) if failing_first else (other, fails)))
     calls = [{"batch_size": 5, "seed": 1}]
     episodes = results[1 if failing_first else 0]

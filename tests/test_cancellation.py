@@ -103,7 +103,7 @@ async def test_closing_the_coroutine_of_a_call_frees_its_rows(num_workers: int) 
         call.send(None)
         await until(lambda: sampler.statistics.transitions > 20)
         call.close()
-        await until(lambda: calls_are_over(sampler), 3)
+        await until(lambda: calls_are_over(sampler))
         found = await sampler.sample(uniform)
     assert_same(found, lockstep(CountingEnv, uniform, seed=0, batch_size=5)[0])
 

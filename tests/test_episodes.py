@@ -115,7 +115,7 @@ def test_observations_without_numbers_are_carried() -> None:
 Call = list[tuple[int, float]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 5).flatmap(
         lambda size: st.tuples(

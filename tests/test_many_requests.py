@@ -11,7 +11,7 @@ import pytest
 import torch
 from fakes import CountingEnv, WaitingEnv
 from oracle import assert_same, counting_policy, lockstep, policy_of, uniform
-from processes import until, waiting_gates
+from processes import all_at_once, until, waiting_gates
 
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.sampling.dealing import Dealer
@@ -38,9 +38,9 @@ async def test_earlier_calls_are_done_before_later_ones() -> None:
 async def test_long_call_does_not_keep_idle_rows_from_a_short_one() -> None:
     """Rows that the first call has no episodes for go to the second at once."""
     async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=8) as sampler:
-        first = asyncio.create_task(sampler.sample(uniform, batch_size=5))
-        second = await sampler.sample(uniform, batch_size=3)
-        await first
+        _, second = await all_at_once(
+            sampler, sampler.sample(uniform, batch_size=5), sampler.sample(uniform, batch_size=3)
+        )
     assert second.record is not None
     # 5 + 3 episodes of 5 steps fill the 8 rows once: nobody has waited for anybody.
     assert second.record.after.ticks <= 6

@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import random
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - what every torch user calls it
 from fakes import CountingEnv
 from oracle import are_same, assert_same, lockstep, policy_of
-from processes import until
+from processes import all_at_once
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
@@ -143,7 +142,7 @@ async def together_and_alone(policy: nn.Module) -> tuple[list[BatchEpisodes], li
             }
             for number in range(NUM_SETS)
         ]
-        together = await asyncio.gather(*(sampler.sample(policy, **call) for call in calls))
+        together = await all_at_once(sampler, *(sampler.sample(policy, **call) for call in calls))
         alone = [await sampler.sample(policy, **call) for call in calls]
     return together, alone
 
@@ -180,7 +179,7 @@ async def test_policy_of_tiny_layers_gets_what_it_would_get_alone_however_often(
                 params = params_of(policy, 2 * seed + number)
                 return sampler.sample(policy, params, batch_size=2, seed=number)
 
-            together = await asyncio.gather(sampled(0), sampled(1))
+            together = await all_at_once(sampler, sampled(0), sampled(1))
             alone = [await sampled(0), await sampled(1)]
         found += [are_same(*pair) for pair in zip(together, alone, strict=True)]
     assert found == [True] * 40
@@ -226,7 +225,7 @@ async def test_last_rows_of_a_stack_get_what_they_would_get_alone(policy: nn.Mod
             def sampled(number: int, batch_size: int = batch_size) -> Any:
                 return sampler.sample(policy, sets[number], batch_size=batch_size, seed=number)
 
-            together = await asyncio.gather(*map(sampled, range(3)))
+            together = await all_at_once(sampler, *map(sampled, range(3)))
             for number, found in enumerate(together):
                 assert_same(found, await sampled(number))
 
@@ -240,29 +239,15 @@ async def test_different_parameters_of_one_policy_share_a_forward() -> None:
 
 
 async def test_later_parameters_of_a_policy_share_a_forward_from_their_first_step() -> None:
-    policy, is_held, is_open = CountingPolicy(), threading.Event(), threading.Event()
-
-    def gate(observations: Tensor) -> Distribution:  # holds the tick until all requests are in
-        is_held.set()
-        assert is_open.wait(timeout=30)
-        return policy.forward(observations)
-
+    policy = CountingPolicy()
     async with AsyncSampler(NAVIGATION, num_workers=0, seed=1, max_episode_steps=3) as sampler:
         for _ in range(2):  # the first time, forwards apart tell that a shared one is the same
-            is_held.clear()
-            is_open.clear()
-            tasks = [asyncio.create_task(sampler.sample(gate, batch_size=1))]
-            await until(is_held.is_set)
-            for number in range(NUM_SETS):
-                call = sampler.sample(policy, params_of(policy, number), batch_size=2)
-                tasks.append(asyncio.create_task(call))
-            await asyncio.sleep(0)
             policy.shapes.clear()
-            is_open.set()
-            await asyncio.gather(*tasks)
-    of_gate = (32, 2)  # a function says nothing of its layers: it gets larger blocks
-    assert [shape for shape in policy.shapes if shape != of_gate] == [(NUM_SETS, 16, 2)] * 3
-    assert policy.shapes.count(of_gate) == 3
+            sets = [params_of(policy, number) for number in range(NUM_SETS)]
+            await all_at_once(
+                sampler, *(sampler.sample(policy, params, batch_size=2) for params in sets)
+            )
+    assert policy.shapes == [(NUM_SETS, 16, 2)] * 3
 
 
 async def test_plain_modules_with_attributes_of_their_own_get_what_they_would_get_alone() -> None:
@@ -309,7 +294,7 @@ async def test_parameters_of_another_type_do_not_change_those_of_others(
 
     async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
         for sets in (singles, [singles[0], doubles[0]], doubles):
-            together = await asyncio.gather(*map(sampled, sets))
+            together = await all_at_once(sampler, *map(sampled, sets))
             for found, params in zip(together, sets, strict=True):
                 wanted = await sampled(params)
                 assert type(found) is type(wanted)
@@ -326,7 +311,7 @@ async def test_categorical_modules_are_the_same_by_vmap_and_share_a_forward() ->
         for number in range(NUM_SETS)
     ]
     async with AsyncSampler("CartPole-v1", num_workers=0, envs_per_worker=60, seed=1) as sampler:
-        together = await asyncio.gather(*(sampler.sample(module, **call) for call in calls))
+        together = await all_at_once(sampler, *(sampler.sample(module, **call) for call in calls))
         num_forwards, num_ticks = len(shapes), sampler.statistics.ticks
         alone = [await sampler.sample(module, **call) for call in calls]
     for found, wanted in zip(together, alone, strict=True):
@@ -341,7 +326,7 @@ async def test_parameters_are_let_go_of_when_their_requests_are_done() -> None:
     last = weakref.ref(policy)
     async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
         sets = [params_of(policy, number) for number in range(NUM_SETS)]
-        await asyncio.gather(*(sampler.sample(policy, each, batch_size=3) for each in sets))
+        await all_at_once(sampler, *(sampler.sample(policy, each, batch_size=3) for each in sets))
         assert max(map(len, policy.shapes)) == 3  # they were stacked
         await sampler.sample(PlainModule(), batch_size=1)  # the sampler remembers its last policy
         del policy
@@ -352,7 +337,7 @@ async def test_parameters_are_let_go_of_when_their_requests_are_done() -> None:
 async def test_requests_with_the_policys_own_parameters_share_a_forward_without_stacking() -> None:
     policy = CountingPolicy()
     async with AsyncSampler(NAVIGATION, num_workers=0, envs_per_worker=60, seed=1) as sampler:
-        await asyncio.gather(*(sampler.sample(policy, batch_size=10) for _ in range(6)))
+        await all_at_once(sampler, *(sampler.sample(policy, batch_size=10) for _ in range(6)))
     assert {len(shape) for shape in policy.shapes} == {2}
     assert len(policy.shapes) < 150  # one for each of 100 steps, and each request's first
 

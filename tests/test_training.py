@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import CountingEnv, Step
-from processes import until
+from processes import PATIENCE, until
 
 from asyncmaml import (
     AsyncSampler,
@@ -46,6 +46,7 @@ TINY = TrainConfig(
     evaluation_tasks=2,
     evaluation_episodes=2,
 )
+ENDLESS = TINY.replace(iterations=10**6)
 
 
 class TroublesomeEnv(CountingEnv):
@@ -302,8 +303,7 @@ async def test_resumed_run_ends_as_if_it_had_never_stopped(learner: str, tmp_pat
 async def test_run_that_is_cancelled_anywhere_resumes_to_the_same_end(
     turns: int, tmp_path: Path
 ) -> None:
-    straight = await train(TINY)
-    training = asyncio.create_task(train(TINY, tmp_path))
+    training = asyncio.create_task(train(ENDLESS, tmp_path))
     await until((tmp_path / "progress.csv").exists, pause=0)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -313,7 +313,8 @@ async def test_run_that_is_cancelled_anywhere_resumes_to_the_same_end(
     rows = max(0, len((tmp_path / "progress.csv").read_text().splitlines()) - 1)
     if (tmp_path / "checkpoint.pt").exists():  # else not one iteration was complete
         assert Checkpoint.load(tmp_path / "checkpoint.pt").iterations == rows
-    assert_same(straight, await train(TINY, tmp_path, resume=True))
+    whole = TINY.replace(iterations=rows + 1)
+    assert_same(await train(whole), await train(whole, tmp_path, resume=True))
 
 
 async def test_rows_behind_the_last_checkpoint_are_done_again_and_not_told_twice(
@@ -382,11 +383,13 @@ async def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
 
 
 async def test_folder_that_another_training_writes_to_is_refused(tmp_path: Path) -> None:
-    training = asyncio.create_task(train(TINY, tmp_path))
+    training = asyncio.create_task(train(ENDLESS, tmp_path))
     await until((tmp_path / "progress.csv").exists)
     with pytest.raises(ConfigurationError, match="another process trains into"):
         await train(TINY, tmp_path, resume=True)
-    await training
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
 
 
 @pytest.mark.parametrize(
@@ -528,7 +531,7 @@ async def test_task_adapts_while_others_still_sample(tmp_path: Path, register: A
     plan = Plan(Purpose.TRAINING, 0, 2, 0.9, num_updates=1, keeps_phases=True)
     sampler = AsyncSampler("test/Waiting-v0", {"gate": str(learner.gate)}, num_workers=0, seed=1)
     clock = Clock()
-    async with asyncio.timeout(20), LearnerThread() as thread, sampler:
+    async with asyncio.timeout(PATIENCE), LearnerThread() as thread, sampler:
         late, early = await Rollouts(sampler, learner, thread).adapt(["late", "early"], plan, clock)
     assert (late.task, early.task) == ("late", "early")
     assert late.env_steps > early.env_steps == 2 * 2 * 5

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import until
+from processes import PATIENCE, until
 
 from asyncmaml.errors import ConfigurationError
 from asyncmaml.training.draws import Purpose, draw_number
@@ -151,7 +151,7 @@ async def test_cancelled_call_waits_for_what_runs_and_drops_what_does_not() -> N
 
     def first() -> None:
         begun.set()
-        gate.wait(10)
+        assert gate.wait(PATIENCE)
         done.append("first")
 
     async with LearnerThread() as thread:

@@ -16,6 +16,7 @@ from fakes import (
 )
 from oracle import policy_of, uniform
 from processes import (
+    PATIENCE,
     ROOT,
     children,
     resident_mebibytes,
@@ -133,7 +134,7 @@ def test_importing_what_starts_workers_leaves_the_environment_variables_alone() 
         [sys.executable, "-c", textwrap.dedent(script)],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         check=True,
-        timeout=20,
+        timeout=PATIENCE,
     )
 
 

@@ -23,6 +23,9 @@ from asyncmaml.sampling.requests import Request
 from asyncmaml.sampling.transitions import TransitionLog
 from asyncmaml.worker.protocol import RowFailure
 
+EXIT_SECONDS = 0.5
+"""That we wait for a process which is about to end, so as to tell how it did."""
+
 
 def row_error(request: Request, batch_id: int, step: int, failure: RowFailure) -> EpisodeError:
     """Return the error for an environment that raised, or returned what it must not.
@@ -96,7 +99,7 @@ def worker_died(worker: int, process: WorkerProcess) -> WorkerDiedError:
 
 
 def _ended(process: WorkerProcess) -> str:
-    process.wait_for_exit(0.5)  # it has closed its pipe: it ends
+    process.wait_for_exit(EXIT_SECONDS)  # it has closed its pipe: it ends
     return describe_exit(process.exitcode)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ from fakes import (
 )
 from faulty import DoingEnv, HelpedEnv
 from oracle import PENDULUM, assert_same, lockstep, uniform
-from processes import (
-    children,
-    is_alive,
-    until,
-)
+from processes import PATIENCE, children, is_alive, until
 
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.errors import WorkerDiedError, WorkerStartError, WorkerTimeoutError
@@ -39,7 +34,7 @@ async def test_killed_worker_is_replaced_and_changes_nothing(
         print(f"noticed after {noticed} s")
         assert_same(await sampling, wanted)
         assert sampler.statistics.restarts == 1
-        assert len(children() - before) == 1
+        await until(lambda: len(children() - before) == 1)
 
 
 async def test_killed_only_worker_is_replaced_too(
@@ -99,8 +94,8 @@ async def test_worker_that_dies_while_others_are_still_starting_is_replaced(
     await asyncio.to_thread(gate.write_bytes, b".")
     await starting
     try:
-        await until(lambda: sampler.statistics.restarts == 1, 3)
-        async with asyncio.timeout(5):
+        await until(lambda: sampler.statistics.restarts == 1)
+        async with asyncio.timeout(PATIENCE):
             found = await sampler.sample(uniform, batch_size=6)
     finally:
         await sampler.close()
@@ -129,9 +124,12 @@ def helpers(folder: Path) -> dict[int, int]:
     [("os.fork", "spawn"), ("os.fork", "forkserver"), ("os.fork", "fork"), ("os.system", "spawn")],
 )
 async def test_death_is_noticed_though_another_process_holds_what_the_worker_had_open(
-    how: str, method: Any, tmp_path: Path
+    how: str, method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A simulator's own process, for one: the end of a pipe does not come before its end."""
+    # Longer than we wait here: who takes the worker for one that is ending would be seen.
+    monkeypatch.setattr("asyncmaml.sampling.failures.EXIT_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr("asyncmaml.sampling.links.CLOSE_SECONDS", 2 * PATIENCE)
     sampler = AsyncSampler(
         HelpedEnv,
         {"how": how, "folder": tmp_path, "driver": os.getpid()},
@@ -147,16 +145,13 @@ async def test_death_is_noticed_though_another_process_holds_what_the_worker_had
         os.kill(min(helpers(tmp_path)), signal.SIGKILL)
         noticed = await until(lambda: sampler.statistics.restarts == 1)
         second = await sampler.sample(uniform)
-        began = time.perf_counter()
-        await sampler.close()
-        closed = time.perf_counter() - began
+        async with asyncio.timeout(PATIENCE):
+            await sampler.close()
     finally:
         await sampler.close()
         for helper in helpers(tmp_path).values():
             os.kill(helper, signal.SIGKILL)
-    print(f"noticed after {noticed} s, closed after {closed} s")
-    assert noticed < 0.4  # multiprocessing's sentinel is such a pipe: nobody waited for it
-    assert closed < 1  # nor are the environments thought to be still closing
+    print(f"noticed after {noticed} s")
     calls: list[dict[str, Any]] = [{"batch_size": 3}] * 2
     wanted = lockstep(CountingEnv, uniform, calls, seed=0)
     assert_same(first, wanted[0])
@@ -257,6 +252,7 @@ async def test_worker_that_cannot_be_replaced_fails_all_calls(tmp_path: Path) ->
     ("deed", "at"),
     [("exit_hard", 0), ("exit_hard", 2), ("exit_hard", "reset"), ("segfault", 2), ("hang", 0)],
 )
+@pytest.mark.usefixtures("leaping_clock")
 async def test_episode_that_always_kills_its_worker_takes_no_other_with_it(
     deed: str, at: Any
 ) -> None:

@@ -18,7 +18,15 @@ from typing import Any, NoReturn
 import pytest
 from faulty import DoingEnv, DoingWhenMadeEnv
 from oracle import uniform
-from processes import children, children_of, is_alive, start_script, until, wait_until
+from processes import (
+    PATIENCE,
+    children,
+    children_of,
+    is_alive,
+    start_script,
+    until,
+    wait_until,
+)
 
 from asyncmaml import AsyncSampler
 
@@ -32,6 +40,7 @@ def _drive(told: Any, how: str, method: Any, folder: Path) -> NoReturn:
     tempfile.tempdir = str(folder)
     sys.stderr = sys.stdout = open(told.fileno(), "w", closefd=False)  # noqa: SIM115
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup pytest` would have us ignore
 
     async def main() -> None:
         sampler = AsyncSampler(
@@ -96,7 +105,7 @@ def test_workers_in_an_endless_step_end_with_their_driver(
             assert driver.pid is not None
             os.kill(driver.pid, signal.Signals[how])
         driver.join()
-        took = wait_until(lambda: not any(map(is_alive, pids)), 3)
+        took = wait_until(lambda: not any(map(is_alive, pids)))
         print(f"gone after {took} s")
         assert told.read() == ""
     driver.close()
@@ -121,13 +130,13 @@ def test_workers_end_with_a_driver_that_is_killed_while_they_start(
     driver.start()
     pid = driver.pid
     assert pid is not None
-    wait_until(lambda: len(children_of(pid)) >= num_started, 5)
+    wait_until(lambda: len(children_of(pid)) >= num_started)
     os.kill(pid, signal.SIGSTOP)
     pids = children_of(pid)
     os.kill(pid, signal.SIGKILL)
     driver.join()
     driver.close()
-    wait_until(lambda: not any(map(is_alive, pids)), 3)
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_workers_end_with_their_driver_though_a_fork_of_it_lives_on(tmp_path: Path) -> None:
@@ -143,7 +152,7 @@ def test_workers_end_with_their_driver_though_a_fork_of_it_lives_on(tmp_path: Pa
         heir = int(told.readline())
         driver.join()
         try:
-            wait_until(lambda: not any(map(is_alive, pids)), 3)
+            wait_until(lambda: not any(map(is_alive, pids)))
             assert is_alive(heir)
         finally:
             os.kill(heir, signal.SIGKILL)
@@ -196,7 +205,7 @@ def test_driver_that_ends_without_close_ends_quietly(tmp_path: Path) -> None:
         ]
         for process in processes:
             pids = workers_of(process)
-            _, complaints = process.communicate(timeout=5)
+            _, complaints = process.communicate(timeout=PATIENCE)
             assert (process.returncode, complaints) == (0, "")
             assert not any(map(is_alive, pids))
 
@@ -245,7 +254,7 @@ def test_driver_that_leaves_workers_in_an_endless_step_ends_at_once(tmp_path: Pa
         }
         for how, process in processes.items():
             pids = workers_of(process)
-            _, complaints = process.communicate(timeout=5)
+            _, complaints = process.communicate(timeout=PATIENCE)
             assert process.returncode == codes[how], how
             assert complaints.count("Traceback") == (how == "raises"), how
             assert complaints.endswith("ArithmeticError: in the middle\n" * (how == "raises")), how
@@ -260,7 +269,7 @@ def test_ctrl_c_ends_the_driver_and_its_workers(tmp_path: Path) -> None:
     with start_script(tmp_path / "script.py", ENDLESS) as process:
         pids = workers_of(process)
         os.killpg(process.pid, signal.SIGINT)
-        _, complaints = process.communicate(timeout=5)
+        _, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGINT
     assert complaints.count("Traceback") <= 2  # asyncio.run's two, one caused by the other
     assert complaints.rstrip().endswith("KeyboardInterrupt")
@@ -296,7 +305,7 @@ def test_second_ctrl_c_while_the_workers_close_ends_all_the_same(tmp_path: Path)
             process.wait(0.3)  # it gives the environments two seconds
         assert process.returncode is None
         os.killpg(process.pid, signal.SIGINT)
-        _, complaints = process.communicate(timeout=5)
+        _, complaints = process.communicate(timeout=PATIENCE)
     print(f"ended after {time.perf_counter() - began} s")
     assert process.returncode == -signal.SIGINT
     assert complaints.rstrip().endswith("KeyboardInterrupt")

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from oracle import assert_same, lockstep, policy_of
+from processes import PATIENCE
 
 from asyncmaml import BatchEpisodes
 from asyncmaml.envs.making import EnvMaker
@@ -74,7 +75,7 @@ def test_messages_arrive_whole_in_whatever_pieces_their_bytes_come(
 # --- transitions
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=1, max_size=6),
     st.data(),
@@ -129,7 +130,7 @@ class Driver(RuleBasedStateMachine):
     @initialize(first=st.integers(1, 400))
     def open(self, first: int) -> None:
         self.pipe, theirs = socket.socketpair()
-        self.pipe.settimeout(5)
+        self.pipe.settimeout(PATIENCE)
         self.worker = threading.Thread(target=self.serve, args=(theirs,))
         self.worker.start()
         setup = Setup(EnvMaker(partial(CountingEnv, None), {}), NUM_ROWS, NUM_GROUPS, [])
@@ -255,7 +256,7 @@ class Driver(RuleBasedStateMachine):
                 self.collect()
             self.push(len(self.unsent))
             self.pipe.sendall(CLOSE)
-            self.worker.join(5)
+            self.worker.join(PATIENCE)
             assert not self.worker.is_alive()
             self.pipe.close()
             self.arrays = []
@@ -263,9 +264,7 @@ class Driver(RuleBasedStateMachine):
 
 
 def test_worker_does_what_it_is_told_in_whatever_order_it_is_told() -> None:
-    run_state_machine_as_test(
-        Driver, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(Driver, settings=settings(max_examples=40, stateful_step_count=30))
 
 
 # --- the coordinator and its workers
@@ -394,7 +393,7 @@ class Stage:
         return moves
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_episodes_are_the_same_in_whatever_order_workers_answer_and_die(
     data: st.DataObject,

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import logging
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -10,9 +12,9 @@ from typing import Any
 
 import pytest
 from fakes import CountingEnv
-from faulty import FLOOD_BYTES, DoingEnv, DoingWhenMadeEnv, PartingEnv
+from faulty import FLOOD_BYTES, DoingEnv, DoingWhenMadeEnv, OrphaningEnv, PartingEnv
 from oracle import assert_same, lockstep, uniform
-from processes import children, is_alive, resident_mebibytes, until
+from processes import PATIENCE, children, is_alive, resident_mebibytes, until
 
 from asyncmaml import AsyncSampler
 from asyncmaml.cli_progress import Sampled, sampling_bar
@@ -112,7 +114,7 @@ async def test_worker_that_floods_its_output_does_not_keep_close_waiting(tmp_pat
         sampling = asyncio.create_task(sampler.sample(uniform, batch_size=10_000))
         await until(lambda: sampler.statistics.transitions > 10)
         pids = children()
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(PATIENCE):
             await sampler.close()
         assert not any(map(is_alive, pids))
         with pytest.raises(RuntimeError, match="closed"):
@@ -235,18 +237,18 @@ async def test_error_tells_how_a_worker_died_and_its_last_words(
 
 
 async def test_process_that_outlives_its_worker_holds_nothing_up(tmp_path: Path) -> None:
+    told = tmp_path / "told"
     async with AsyncSampler(
-        DoingEnv,
-        {"deed": "leave_a_child_and_die", "marker": str(tmp_path / "done")},
-        num_workers=1,
-        worker_output="capture",
-        seed=0,
+        OrphaningEnv, {"told": told}, num_workers=1, worker_output="capture", seed=0
     ) as sampler:
-        async with asyncio.timeout(2.5):
-            found = await sampler.sample(uniform, batch_size=3)
+        found = await sampler.sample(uniform, batch_size=3)
+    orphan = int(told.read_text())
+    assert is_alive(orphan)  # all was over before its end
+    os.kill(orphan, signal.SIGKILL)
     assert_same(found, lockstep(lambda: CountingEnv(length=3), uniform, seed=0, batch_size=3)[0])
 
 
+@pytest.mark.usefixtures("leaping_clock")
 async def test_error_tells_the_last_words_of_a_worker_that_hangs() -> None:
     with pytest.raises(WorkerTimeoutError) as caught:
         await sample_one(

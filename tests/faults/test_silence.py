@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import CountingEnv, SecondWaitsEnv, WaitingEnv
-from faulty import DoingEnv, SlowToBeginEnv, be_slow
+from faulty import DoingEnv, SlowToBeginEnv, be_slow, leap
 from oracle import PENDULUM, assert_same, lockstep, uniform
-from processes import children, is_alive, until
+from processes import PATIENCE, children, is_alive, until
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -86,17 +86,19 @@ async def test_hung_worker_is_given_up_though_its_other_group_has_answered(
             max_restarts=0,
         ) as sampler:
             with pytest.raises(WorkerTimeoutError):
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(PATIENCE):
                     await sampler.sample(uniform, batch_size=2)
     finally:
         os.close(arrived)
 
 
+@pytest.mark.usefixtures("leaping_clock")
 async def test_policy_slower_than_the_step_timeout_costs_no_worker() -> None:
     """The time of a worker's answer does not include that of a forward for another."""
 
     def slow(observations: Tensor) -> Distribution:
-        be_slow(0.25)
+        leap(0.25)
+        be_slow(0.06)  # so that the next look at the workers comes right behind the tick
         return uniform(observations)
 
     async with AsyncSampler(
@@ -113,11 +115,12 @@ async def test_stopped_worker_does_not_keep_close_waiting() -> None:
     async with AsyncSampler(CountingEnv, num_workers=2) as sampler:
         stopped = min(children())
         os.kill(stopped, signal.SIGSTOP)
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(PATIENCE):
             await sampler.close()
     assert not is_alive(stopped)
 
 
+@pytest.mark.usefixtures("leaping_clock")
 async def test_many_slow_constructors_and_resets_in_one_command_are_no_silence() -> None:
     """Each gets its own time; a command of 6 rows takes six times as long as one of them may."""
     async with AsyncSampler(
@@ -133,6 +136,7 @@ async def test_many_slow_constructors_and_resets_in_one_command_are_no_silence()
         assert sampler.statistics.restarts == 0
 
 
+@pytest.mark.usefixtures("leaping_clock")
 async def test_reset_may_take_longer_than_a_step() -> None:
     async with AsyncSampler(
         SlowToBeginEnv,
@@ -146,21 +150,19 @@ async def test_reset_may_take_longer_than_a_step() -> None:
         assert sampler.statistics.restarts == 0
 
 
-@pytest.mark.filterwarnings("default")  # a fork takes the filters along
+@pytest.mark.usefixtures("leaping_clock")
 async def test_reset_without_end_is_given_up() -> None:
-    """Forked, so that the same time is more than enough for the start of a worker."""
     async with AsyncSampler(
         DoingEnv,
         {"deed": "hang", "at": "reset"},
         num_workers=1,
         envs_per_worker=1,
-        start_method="fork",
-        start_timeout=1.0,
+        start_timeout=40.0,
         max_restarts=0,
         worker_output="capture",
     ) as sampler:
         with pytest.raises(
-            WorkerTimeoutError, match=r"begin an episode within 1\.0 s .*raise start_timeout"
+            WorkerTimeoutError, match=r"begin an episode within 40\.0 s .*raise start_timeout"
         ) as caught:
             await sampler.sample(uniform, batch_size=1)
     assert (caught.value.batch_id, caught.value.step) == (0, None)
@@ -247,6 +249,7 @@ def test_reply_that_waits_for_its_tick_is_no_silence() -> None:
     assert watch.complaint(1000.0) == ""
 
 
+@pytest.mark.usefixtures("leaping_clock")
 async def test_reply_that_comes_too_late_answers_no_later_command(tmp_path: Path) -> None:
     """Its worker is killed, so there is nobody who could give it."""
     async with AsyncSampler(

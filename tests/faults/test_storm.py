@@ -12,10 +12,7 @@ from fakes import (
     RaisingEnv,
 )
 from oracle import assert_same, lockstep, uniform
-from processes import (
-    children,
-    until,
-)
+from processes import PATIENCE, children, until
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
@@ -82,6 +79,6 @@ async def test_results_are_the_same_among_cancellations_failures_and_deaths(
         seed=0,
         max_restarts=20,
     ) as sampler:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*jobs)
         await until(lambda: "0 rows busy" in repr(sampler) and "0 requests" in repr(sampler))

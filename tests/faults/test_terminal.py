@@ -16,7 +16,7 @@ import pytest
 from fakes import CountingEnv
 from faulty import ClosingForEverEnv
 from oracle import uniform
-from processes import children, descriptors, is_alive, until, wait_until
+from processes import PATIENCE, children, descriptors, is_alive, until, wait_until
 
 from asyncmaml import AsyncSampler
 
@@ -35,6 +35,7 @@ def _drive(told: Connection, terminal: str, others: list[int], second_env: Any) 
         os.dup2(theirs, descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup pytest` would have us ignore
 
     async def main() -> None:
         async with (
@@ -90,8 +91,8 @@ def test_closed_terminal_ends_the_driver_and_its_workers(
 ) -> None:
     process, workers, terminal = driver
     os.close(terminal)
-    wait_until(lambda: not any(map(is_alive, workers)), 3)
-    process.join(5)
+    wait_until(lambda: not any(map(is_alive, workers)))
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGHUP
 
 
@@ -107,7 +108,7 @@ def test_ctrl_c_typed_ends_the_driver_and_its_workers_quietly(driver: Driver, ti
         process.join(0.3)
         assert process.exitcode is None
         os.write(terminal, CTRL_C)
-    process.join(5)
+    process.join(PATIENCE)
     print(f"ended after {time.perf_counter() - began} s")
     assert process.exitcode is not None
     assert not any(map(is_alive, workers))

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import multiprocessing
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,15 @@ from typing import Any
 import pytest
 from fakes import CountingEnv
 from oracle import uniform
-from processes import children, descriptors, resident_mebibytes, wait_until
+from processes import (
+    PATIENCE,
+    children,
+    descriptors,
+    is_in_use_elsewhere,
+    resident_mebibytes,
+    start_script,
+    wait_until,
+)
 
 from asyncmaml import AsyncSampler
 
@@ -21,20 +31,52 @@ def shared_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:asyncmaml")
 
 
-def belongings() -> tuple[int, int, int, int, int]:
-    """Return the numbers of all that could pile up."""
-    return (
-        len(descriptors()),
-        threading.active_count(),
-        len(children()),
-        shared_mappings(),
-        len(os.listdir("/dev/shm")),
-    )
+def belongings() -> tuple[int, int, int]:
+    """Return the numbers of what could pile up, and has ended when the sampler is closed."""
+    return len(descriptors()), len(children()), shared_mappings()
 
 
-def rest_of_native_threads(wanted: int) -> Callable[[], bool]:
-    """Return whether no more than these are left; the last ones may still be ending."""
-    return lambda: len(os.listdir("/proc/self/task")) <= wanted
+def going() -> tuple[int, int]:
+    """Return the numbers of threads, all and Python's; the last ones may still be ending."""
+    return len(os.listdir("/proc/self/task")), threading.active_count()
+
+
+def no_more_threads_than(wanted: tuple[int, int]) -> Callable[[], bool]:
+    """Return whether no more than these are left."""
+    return lambda: all(number <= most for number, most in zip(going(), wanted, strict=True))
+
+
+def own_segments() -> set[str]:
+    """Return what lies in shared memory under a name and is no other program's."""
+    directory = Path("/dev/shm")
+    return {entry.name for entry in directory.iterdir() if not is_in_use_elsewhere(entry)}
+
+
+OTHER_PROGRAM = """
+    import multiprocessing
+    import os
+    import sys
+
+    if os.fork():  # a child of the test's process would be its own
+        os.wait()
+        sys.exit()
+    lock = multiprocessing.get_context("spawn").Lock()
+    print(lock._semlock.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_segments_of_another_program_are_told_from_our_own(tmp_path: Path) -> None:
+    ours: Any = multiprocessing.get_context("spawn").Lock()
+    own = f"sem.{ours._semlock.name.lstrip('/')}"
+    with start_script(tmp_path / "other.py", OTHER_PROGRAM, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        others = f"sem.{process.stdout.readline().strip().lstrip('/')}"
+        assert (Path("/dev/shm") / others).exists()
+        assert own in own_segments()
+        assert others not in own_segments()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
 
 
 async def open_and_close(method: Any) -> None:
@@ -49,9 +91,9 @@ async def test_opening_and_closing_wears_nothing_out() -> None:
     for cycle in range(12):
         await open_and_close("spawn")
         if not cycle:  # what libraries open once is open now
-            threads = len(os.listdir("/proc/self/task"))
+            threads = going()
         counts.add(belongings())
-        wait_until(rest_of_native_threads(threads), 1)
+        wait_until(no_more_threads_than(threads))
     assert len(counts) == 1
 
 
@@ -62,13 +104,14 @@ async def test_opening_and_closing_wears_nothing_out() -> None:
 async def test_two_hundred_samplers_leave_nothing(method: Any) -> None:
     for _ in range(30):
         await open_and_close(method)
-    threads = len(os.listdir("/proc/self/task"))
+    threads, segments = going(), own_segments()
     before, memory = belongings(), resident_mebibytes(os.getpid())
     for _ in range(200):
         await open_and_close(method)
-    wait_until(rest_of_native_threads(threads), 1)
+    wait_until(no_more_threads_than(threads))
     gc.collect()
     assert belongings() == before
+    wait_until(lambda: own_segments() <= segments)
     grown = resident_mebibytes(os.getpid()) / memory - 1
     print(f"memory: {memory:.0f} MiB {grown:+.2%}")
     assert grown < 0.02
@@ -105,10 +148,11 @@ async def test_episodes_leave_nothing(num_episodes: int) -> None:
 
         num_calls = num_episodes // 90
         await sample_many(max(100, num_calls // 10))
-        before, used = belongings(), memory()
+        before, threads, used = belongings(), going(), memory()
         await sample_many(num_calls)
         assert sampler.statistics.episodes > num_episodes
         assert belongings() == before
+        wait_until(no_more_threads_than(threads))
         growth = [after / at_first - 1 for after, at_first in zip(memory(), used, strict=True)]
     print(f"memory: {used[0]:.0f} MiB {growth[0]:+.2%}, workers {growth[1:]}")
     assert max(growth) < 0.02
