@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -36,6 +36,16 @@ hypothesis.settings.load_profile("any load")
 GOING = {"threads", "shared memory"}
 """What may be there for a moment longer: a thread that has told its end already, and a segment
 that another program is about to take the name of."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make what was captured fit for pytest-xdist, which sends it as UTF-8: no half characters."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 def _belongings() -> dict[str, Counter[Any]]:

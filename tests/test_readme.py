@@ -86,7 +86,7 @@ def test_main_command_meta_trains() -> None:
 def test_test_command_ends_with_pytest() -> None:
     parts = marked_command("the test command").split(" && ")
     assert parts[1].endswith("-e '.[dev]'")
-    assert parts[-1] == ".venv/bin/python -m pytest"
+    assert parts[-1] == ".venv/bin/python -m pytest -n 2"
 
 
 @pytest.mark.parametrize("row", rows_of_places(), ids=lambda row: row[0])
