@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what we wait for will not come. Nothing that succeeds takes nearly as long,
 however busy the machine is."""
 
@@ -133,7 +133,7 @@ def start_script(
 def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> str:
     """Run a script to its end, which must be a quiet one; return what it printed."""
     with start_script(path, script, *args, warnings=warnings) as process:
-        output, complaints = process.communicate(timeout=50)
+        output, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")
     return output
 

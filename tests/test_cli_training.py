@@ -424,7 +424,7 @@ def test_render_films_a_half_cheetah_without_a_screen(
     quick = ["--tasks", "1", "--episodes", "2"]
     # A process of its own: MuJoCo reads MUJOCO_GL once, when it is first imported.
     with start_command("render", str(folder), "--output", str(film), *quick) as process:
-        assert process.wait(timeout=50) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert b"ftyp" in film.read_bytes()[:12]
 
 

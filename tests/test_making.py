@@ -16,6 +16,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
+from processes import PATIENCE, ROOT
 
 from asyncmaml.envs import tasks
 from asyncmaml.envs.extras import metaworld_required, mujoco_required
@@ -25,7 +26,6 @@ from asyncmaml.envs.rows import RowVectorEnv, steps_by_row
 from asyncmaml.errors import ConfigurationError, MissingExtraError, UnknownEnvironmentError
 
 NAVIGATION = "asyncmaml/Navigation2D-v0"
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def run_script(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import PATIENCE, ROOT
 
 from asyncmaml.cli import _parser
 
@@ -56,7 +56,7 @@ def test_example_runs_as_it_stands(tmp_path: Path) -> None:
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     first, second = ended.stdout.splitlines()

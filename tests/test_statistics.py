@@ -13,7 +13,7 @@ import pytest
 from fakes import CountingEnv, DeadlyEnv, RaisingEnv, WaitingEnv
 from gymnasium.envs.classic_control import CartPoleEnv
 from oracle import counting_policy, policy_of, uniform
-from processes import until, waiting_gates
+from processes import PATIENCE, until, waiting_gates
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -172,7 +172,7 @@ async def test_record_tells_of_the_request() -> None:
 
     def gated(observations: Tensor) -> Distribution:
         is_acting.set()
-        assert may_act.wait(timeout=30)
+        assert may_act.wait(PATIENCE)
         return counting_policy(observations)
 
     async with AsyncSampler(CountingEnv, num_workers=0, envs_per_worker=2) as sampler:
