@@ -313,8 +313,9 @@ class LengthEnv(CountingEnv):
 
     def step(self, action: Any) -> Step:
         observation, reward, ended, truncated, info = super().step(action)
-        may_end = "until" not in self.task or Path(self.task["until"]).exists()
-        return observation, reward, ended and may_end, truncated, info
+        if ended and "until" in self.task:
+            ended = os.path.exists(self.task["until"])
+        return observation, reward, ended, truncated, info
 
 
 class GatedResetEnv(CountingEnv):

@@ -98,7 +98,7 @@ async def test_opening_and_closing_wears_nothing_out() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 async def test_two_hundred_samplers_leave_nothing(method: Any) -> None:
@@ -119,7 +119,7 @@ async def test_two_hundred_samplers_leave_nothing(method: Any) -> None:
 
 @pytest.mark.parametrize(
     "num_episodes",
-    [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 async def test_episodes_leave_nothing(num_episodes: int) -> None:
     """Neither here nor in a worker, be they with or without a task, cancelled or failed."""
