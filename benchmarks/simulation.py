@@ -1,7 +1,7 @@
 """A sampler as a model of discrete events: one coordinator, W workers with G groups of rows each.
 
 The coordinator is one server. It sleeps until a reply is in; takes up all that are in by then;
-makes a tick of them, or waits for more, by the rule of `Coordinator.stepped`; and sends the
+makes a tick of them, or waits for more, as `Coordinator.stepped` does by `Pace`; and sends the
 groups of the tick their next step, each when its message has been written. A worker does its
 groups' steps in the order in which they were sent, one row after the other. Every worker has a
 core of its own, and so has the coordinator.
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asyncmaml.sampling.pacing import Pace
 
 _WARM_UP_SHARE = 0.2  # of the ticks or steps, before anything is counted
 
@@ -108,23 +110,30 @@ def simulate(
 
 
 class Simulation:
-    """One run of the model; see `simulate`."""
+    """One run of the model; see `simulate`. `pace` says which replies wait for others."""
 
     def __init__(
-        self, costs: Costs, step: StepCost, fleet: Fleet, generator: np.random.Generator
+        self,
+        costs: Costs,
+        step: StepCost,
+        fleet: Fleet,
+        generator: np.random.Generator,
+        pace: Pace | None = None,
     ) -> None:
         self._costs = costs
         self._step = step
         self._generator = generator
         sizes = fleet.group_sizes
         self._rows = sizes * fleet.num_workers
-        self._workers = [w for w in range(fleet.num_workers) for _ in sizes]
-        self._under_way = [0] * fleet.num_workers
+        self._lanes = [(w, g) for w in range(fleet.num_workers) for g in range(len(sizes))]
+        """Worker and group of each."""
+        self._pace = Pace(fleet.num_workers) if pace is None else pace
+        self._num_under_way = 0
         self._free_at = [0.0] * fleet.num_workers
         """When each worker has done all it was sent."""
         self._worker_busy: NDArray[np.float64] = np.zeros(fleet.num_workers)
-        self._replies: list[tuple[float, int]] = []
-        """A heap: when a reply is in the pipe, and its lane."""
+        self._replies: list[tuple[float, int, float]] = []
+        """A heap: when a reply is in the pipe, its lane, and when its step began."""
         self._waiting: deque[int] = deque()
         """Lanes whose reply was taken up, before a tick."""
         self._transitions = self._ticks = 0
@@ -145,7 +154,7 @@ class Simulation:
         )
         return Prediction(
             transitions / time * 1e6,
-            workers / time / len(self._under_way),
+            workers / time / len(self._free_at),
             busy / time,
             transitions / ticks,
         )
@@ -172,27 +181,33 @@ class Simulation:
         now += costs.take_up
         is_due = False
         while self._replies and self._replies[0][0] <= took_up:
-            _, lane = heapq.heappop(self._replies)
+            ended, lane, step_began = heapq.heappop(self._replies)
             now += costs.receive
-            is_due |= self.take(lane)
+            is_due |= self.take(lane, step_began, ended, now)
         if is_due:
             now = self.tick(now)
         self._busy += now - began
         return now
 
-    def take(self, lane: int) -> bool:
-        """Take up a reply; return whether a tick is due, by the rule of `Coordinator.stepped`."""
+    def take(self, lane: int, began: float, ended: float, now: float) -> bool:
+        """Take up a reply; return whether a tick is due, as `Coordinator.stepped` has it.
+
+        Args:
+            lane: Whose reply.
+            began: When its step began.
+            ended: When that was over.
+            now: The clock.
+        """
         self._waiting.append(lane)
-        worker, under_way = self._workers[lane], self._under_way
-        under_way[worker] -= 1
         self._transitions += self._rows[lane]
-        if not under_way[worker]:
-            return True
-        return len(self._waiting) >= sum(map(bool, under_way))
+        self._pace.replied(*self._lanes[lane], began, ended)
+        self._num_under_way -= 1
+        waiting = {self._lanes[each][0] for each in self._waiting}
+        return not self._num_under_way or not self._pace.should_wait(waiting, now)
 
     def tick(self, now: float) -> float:
         """Act for all lanes whose reply is in and send them on; return when it ends."""
-        costs = self._costs
+        costs, began = self._costs, now
         lanes = list(self._waiting)
         self._waiting.clear()
         rows = sum(self._rows[lane] for lane in lanes)
@@ -201,14 +216,16 @@ class Simulation:
         self._ticks += 1
         for lane in lanes:
             now += costs.send
-            worker = self._workers[lane]
-            self._under_way[worker] += 1
+            worker, group = self._lanes[lane]
+            self._num_under_way += 1
+            self._pace.sent(worker, group, now)
             free_at = self._free_at[worker]
             begins = free_at if free_at > now else now + costs.worker_wake
             takes = costs.command + self._step.of_rows(self._rows[lane], self._generator)
             self._free_at[worker] = begins + takes
             self._worker_busy[worker] += takes
-            heapq.heappush(self._replies, (begins + takes, lane))
+            heapq.heappush(self._replies, (begins + takes, lane, begins))
+        self._pace.ticked(now - began)
         return now
 
 

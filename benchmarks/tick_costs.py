@@ -24,6 +24,7 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import InlineLink, layout_of
+from asyncmaml.sampling.pacing import Pace
 from asyncmaml.sampling.requests import Request, Terms
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.streams import Seeds
@@ -69,10 +70,16 @@ class Ticks:
         num_rows: Of each lane.
         row_block: See `asyncmaml.sampling.row_places`.
         lanes_per_worker: Groups, as the coordinator is told.
+        pace: See `Coordinator`.
     """
 
     def __init__(
-        self, num_lanes: int, num_rows: int, row_block: int, lanes_per_worker: int = 1
+        self,
+        num_lanes: int,
+        num_rows: int,
+        row_block: int,
+        lanes_per_worker: int = 1,
+        pace: Pace | None = None,
     ) -> None:
         maker = EnvMaker.resolve(cast(str, SOURCES["NullBox"].env))
         self._links = [HeldLink(Setup(maker, num_rows, 1, [])) for _ in range(num_lanes)]
@@ -94,6 +101,7 @@ class Ticks:
             TransitionLog(count, layout.observation, layout.action),
             max_attempts=0,
             trace=None,
+            pace=pace,
         )
         torch.manual_seed(0)
         policy = asyncmaml.policy_for_spaces(ready.observation_space, ready.action_space)

@@ -44,6 +44,7 @@ class Coordinator:
         log: Takes the transitions of a tick.
         max_attempts: Times that one episode may be begun again.
         trace: Takes what happens when; None: nobody wants to know.
+        pace: Says which replies wait for others; None: one of its own.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Coordinator:
         log: TransitionLog,
         max_attempts: int,
         trace: Trace | None,
+        pace: Pace | None = None,
     ) -> None:
         self.lanes = lanes
         self.counted = Statistics()
@@ -79,7 +81,7 @@ class Coordinator:
         self._results: deque[tuple[Request, BatchEpisodes | BaseException]] = deque()
         """What is to be delivered when the tick is over."""
         num_workers = 1 + max(lane.worker for lane in lanes)
-        self._pace = Pace(num_workers)
+        self._pace = Pace(num_workers) if pace is None else pace
         self._num_under_way = 0
         """Lanes that have yet to reply."""
         self._opened_at = self._busy_until = time.perf_counter()

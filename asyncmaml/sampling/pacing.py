@@ -13,9 +13,9 @@ _WEIGHT_OF_THE_LAST = 0.25
 
 
 class Pace:
-    """Foresees the replies of all workers. Clock values are `time.perf_counter()`'s, in seconds.
+    """Foresees the replies of all workers, which do their orders in the order of the sending.
 
-    A worker does its orders in the order in which they were sent.
+    Clock values are those of one clock, such as `time.perf_counter()`.
 
     Args:
         num_workers: Workers, W.
@@ -59,7 +59,7 @@ class Pace:
             waiting: The workers that have sent those.
             now: The clock.
         """
-        if not all(self._queues[worker] for worker in waiting):
+        if not self.may_wait(waiting):
             return False
         last_moment = min(map(self._end, waiting)) - self._tick_seconds
         for worker, queue in enumerate(self._queues):
@@ -69,6 +69,10 @@ class Pace:
                 if end < last_moment and now < 2 * end - self._begun[worker]:
                     return True
         return False
+
+    def may_wait(self, waiting: set[int]) -> bool:
+        """Whether all of these workers have other orders, so that one will reply in any case."""
+        return all(self._queues[worker] for worker in waiting)
 
     def _end(self, worker: int) -> float:
         """When a worker that has orders is expected to reply next."""

@@ -34,6 +34,7 @@ from asyncmaml.sampling.coordinator import Coordinator
 from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import Link, layout_of
+from asyncmaml.sampling.pacing import Pace
 from asyncmaml.sampling.requests import Request, Task, Terms
 from asyncmaml.sampling.snapshot import Snapshots
 from asyncmaml.sampling.streams import Seeds
@@ -313,10 +314,21 @@ class SlowLink(Link):
         self.fleet.close()
 
 
-class Stage:
-    """A coordinator with rows that do nothing by themselves."""
+class ChosenPace(Pace):
+    """Has a reply wait where that may be, and it is chosen so."""
 
-    def __init__(self, row_block: int) -> None:
+    def __init__(self, num_workers: int, choose: Callable[[], bool]) -> None:
+        super().__init__(num_workers)
+        self._choose = choose
+
+    def should_wait(self, waiting: set[int], now: float) -> bool:
+        return self.may_wait(waiting) and self._choose()
+
+
+class Stage:
+    """A coordinator with rows that do nothing by themselves, and waits as it is told."""
+
+    def __init__(self, row_block: int, choose: Callable[[], bool]) -> None:
         ready = SlowLink().ready
         table = RowTable(NUM_WORKERS * NUM_ROWS)
         size = NUM_ROWS // NUM_GROUPS
@@ -338,6 +350,7 @@ class Stage:
             TransitionLog(num_rows, layout.observation, layout.action),
             MAX_DEATHS,
             None,
+            ChosenPace(NUM_WORKERS, choose),
         )
         self.snapshots, self.seeds = Snapshots(device), Seeds(0)
         self.links = [SlowLink() for _ in range(NUM_WORKERS)]
@@ -399,7 +412,7 @@ def test_episodes_are_the_same_in_whatever_order_workers_answer_and_die(
     data: st.DataObject,
 ) -> None:
     async def main(row_block: int) -> dict[int, Any]:
-        stage = Stage(row_block)
+        stage = Stage(row_block, lambda: data.draw(st.booleans()))
         while len(stage.results) < len(CALLS):
             moves = stage.moves()
             if moves:
