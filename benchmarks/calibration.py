@@ -29,6 +29,12 @@ _EXCHANGES = 400
 _PIPES = 8
 
 
+def _nobody_behind(pipe: socket.socket) -> SimpleNamespace:
+    """Return what a link sees of a worker's process, where there is none."""
+    output = SimpleNamespace(watch=lambda loop: None)
+    return SimpleNamespace(pipe=pipe, exit_descriptor=None, output=output)
+
+
 async def measure_looks() -> tuple[float, float]:
     """Return the CPU microseconds of one look at the pipes, and of each reply in it."""
     loop = asyncio.get_running_loop()
@@ -36,7 +42,7 @@ async def measure_looks() -> tuple[float, float]:
     links = []
     for ours, _ in pairs:
         ours.setblocking(False)
-        links.append(ProcessLink(cast(Any, SimpleNamespace(pipe=ours))))
+        links.append(ProcessLink(cast(Any, _nobody_behind(ours))))
         links[-1].on_stepped = lambda group, failures: None
     found: dict[int, list[float]] = {1: [], _PIPES: []}
     try:

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from calibration import measure_looks
 from simulation import (
     Costs,
     Fleet,
@@ -198,3 +199,8 @@ async def test_model_makes_a_tick_when_the_coordinator_does(workers: int, groups
         coordinator.close()
     assert any(found)
     assert all(found) == (groups == 1)
+
+
+async def test_looks_at_the_pipes_are_measured_on_links_as_they_are() -> None:
+    look, reply = await measure_looks()
+    assert look + reply > 0
