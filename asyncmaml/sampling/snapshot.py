@@ -5,6 +5,7 @@ What the learner does to its parameters afterwards does not reach the episodes u
 
 import copy
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,7 @@ Policy = Callable[..., Distribution]
 
 
 _STATE = frozenset(("_parameters", "_buffers", "_modules"))
+_methods_with_params: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 class PolicySnapshot:
@@ -142,6 +144,17 @@ def _is_same(parameter: Tensor, value: Tensor) -> bool:
 
 def _takes_params(policy: Policy) -> bool:
     call: Any = policy.forward if isinstance(policy, nn.Module) else policy
+    function = getattr(call, "__func__", None)
+    if function is None:
+        return _has_params(call)
+    # Of a method, once for all objects: to find it out took a fifth of a call of `sample()`.
+    known = _methods_with_params.get(function)
+    if known is None:
+        known = _methods_with_params[function] = _has_params(call)
+    return known
+
+
+def _has_params(call: Callable[..., Any]) -> bool:
     try:
         return "params" in inspect.signature(call).parameters
     except (TypeError, ValueError):  # a builtin without a signature
