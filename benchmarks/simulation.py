@@ -128,7 +128,6 @@ class Simulation:
         self._lanes = [(w, g) for w in range(fleet.num_workers) for g in range(len(sizes))]
         """Worker and group of each."""
         self._pace = Pace(fleet.num_workers) if pace is None else pace
-        self._num_under_way = 0
         self._free_at = [0.0] * fleet.num_workers
         """When each worker has done all it was sent."""
         self._worker_busy: NDArray[np.float64] = np.zeros(fleet.num_workers)
@@ -201,9 +200,8 @@ class Simulation:
         self._waiting.append(lane)
         self._transitions += self._rows[lane]
         self._pace.replied(*self._lanes[lane], began, ended)
-        self._num_under_way -= 1
         waiting = {self._lanes[each][0] for each in self._waiting}
-        return not self._num_under_way or not self._pace.should_wait(waiting, now)
+        return not (self._pace.is_anything_under_way and self._pace.should_wait(waiting, now))
 
     def tick(self, now: float) -> float:
         """Act for all lanes whose reply is in and send them on; return when it ends."""
@@ -217,7 +215,6 @@ class Simulation:
         for lane in lanes:
             now += costs.send
             worker, group = self._lanes[lane]
-            self._num_under_way += 1
             self._pace.sent(worker, group, now)
             free_at = self._free_at[worker]
             begins = free_at if free_at > now else now + costs.worker_wake

@@ -2,8 +2,8 @@
 
 A tick takes every lane whose reply is in: record the rewards, hand out episodes to rows that
 have none, draw the actions of all rows that wait for one, send them. No tick waits for the
-slowest worker: a reply waits for others to share its forward only as long as its own worker has
-another group to step (`asyncmaml.sampling.pacing`). Everything here runs in the sampler thread and
+slowest worker: a reply waits for others to share its forward only as long as its own worker does
+not idle for it (`asyncmaml.sampling.pacing`). Everything here runs in the sampler thread and
 nothing awaits, so the state is whole between any two calls.
 """
 
@@ -82,8 +82,6 @@ class Coordinator:
         """What is to be delivered when the tick is over."""
         num_workers = 1 + max(lane.worker for lane in lanes)
         self._pace = Pace(num_workers) if pace is None else pace
-        self._num_under_way = 0
-        """Lanes that have yet to reply."""
         self._opened_at = self._busy_until = time.perf_counter()
         self._released_at: float | None = None
         self._broken: AsyncMAMLError | None = None
@@ -176,8 +174,7 @@ class Coordinator:
             self._trace.step(lane.worker, lane.group, began, ended)
         self._replies.append((lane, failures))
         self._pace.replied(lane.worker, lane.group, began, ended)
-        self._num_under_way -= 1
-        if not self._num_under_way:  # no other reply can be on its way
+        if not self._pace.is_anything_under_way:  # no other reply can be on its way
             self._tick()
         elif not self._pace.should_wait({lane.worker for lane, _ in self._replies}, now):
             self._request_tick()
@@ -190,12 +187,10 @@ class Coordinator:
             error: For an episode that has lost too many workers. That is counted where the worker
                 was at this episode, or at none that is known; the others just run again.
         """
-        answered = [lane for lane, _ in self._replies]
         self._replies = [reply for reply in self._replies if reply[0] not in lanes]
         lost: dict[tuple[int, int], int | None] = {}
         culprits: set[tuple[int, int]] = set()
         for lane in lanes:
-            self._num_under_way -= lane.is_stepping and lane not in answered
             self._pace.lost(lane.worker)
             if lane.pending is not None:
                 self._log.drop(lane.pending)
@@ -301,7 +296,6 @@ class Coordinator:
         sent = time.perf_counter()  # a worker's time does not include the forward
         for lane in lanes:
             if lane.begin_step(sent):
-                self._num_under_way += 1
                 self._pace.sent(lane.worker, lane.group, sent)
             elif lane.pending is not None:  # the policy of all its rows has failed
                 self._log.drop(lane.pending)

@@ -52,6 +52,11 @@ class Pace:
         """Note that a worker is gone."""
         self._queues[worker].clear()
 
+    @property
+    def is_anything_under_way(self) -> bool:
+        """Whether any worker has orders."""
+        return any(self._queues)
+
     def should_wait(self, waiting: set[int], now: float) -> bool:
         """Whether the replies that are in should wait for another.
 

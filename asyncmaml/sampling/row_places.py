@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncmaml.sampling.snapshot import PolicySnapshot
 
-KINDS_OF_PLACES = 4
+_KINDS = 4
 """Floats in 16 bytes."""
 
 Places = slice | NDArray[np.intp]
@@ -73,9 +73,8 @@ class RowLayout:
         Returns:
             The rows among zeros, shape `(P, *O)`; themselves where nothing is to be added.
         """
-        count = len(batch_ids)
         if not self.needs_places:
-            return (padded(rows, self.block) if count % self.block else rows), slice(0, count)
+            return padded(rows, self.block), slice(0, len(batch_ids))
         places = _places_by_kind(batch_ids)
         size = int(places.max()) + 1
         among_zeros = rows.new_zeros((size + -size % self.block, *rows.shape[1:]))
@@ -85,11 +84,11 @@ class RowLayout:
 
 def _places_by_kind(batch_ids: NDArray[np.int64]) -> NDArray[np.intp]:
     """Give each row the next place of the kind that its episode's number says."""
-    kinds = batch_ids % KINDS_OF_PLACES
+    kinds = batch_ids % _KINDS
     places = np.empty(len(kinds), np.intp)
-    for kind in range(KINDS_OF_PLACES):
+    for kind in range(_KINDS):
         mine = np.flatnonzero(kinds == kind)
-        places[mine] = KINDS_OF_PLACES * np.arange(len(mine)) + kind
+        places[mine] = _KINDS * np.arange(len(mine)) + kind
     return places
 
 

@@ -7,7 +7,6 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ class PolicySnapshot:
             tensors |= dict(self.policy.named_buffers())
         return tensors | (self._params or {})
 
-    @cached_property
+    @property
     def is_single_precision(self) -> bool:
         """Whether all that it computes with are float32, as what policies vouch for is."""
         return all(dtype is torch.float32 for dtype in self._dtypes)

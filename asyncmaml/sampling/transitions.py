@@ -103,10 +103,7 @@ class TransitionLog:
         """Move a request's whole entries into its `BatchEpisodes`."""
         end = self._end
         mine = (self.owners[:end] == request.slot) & self._is_whole[:end]
-        if mine.all():
-            self._move(request, slice(0, end))
-        else:
-            self._move(request, np.flatnonzero(mine))
+        self._move(request, slice(0, end) if mine.all() else np.flatnonzero(mine))
 
     def _move(self, request: Request, entries: slice | NDArray[np.intp]) -> None:
         request.episodes.store(
