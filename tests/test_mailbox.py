@@ -1,8 +1,10 @@
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from processes import PATIENCE
 
 from asyncmaml.sampling.mailbox import Mailbox
 
@@ -73,3 +75,74 @@ def test_post_to_a_closed_loop_is_an_error() -> None:
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
         Mailbox(loop).post(print)
+
+
+class _Elsewhere:
+    """A loop in another thread, and a mailbox of its."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.mailbox = Mailbox(self.loop)
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[_Elsewhere]:
+    other = _Elsewhere()
+    yield other
+    other.close()
+
+
+async def test_what_one_pass_posts_arrives_together(elsewhere: _Elsewhere) -> None:
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    bursts: list[list[int]] = []
+    taken: list[int] = []
+
+    def take(number: int) -> None:
+        if not taken:
+            elsewhere.loop.call_soon(end_of_burst)
+        taken.append(number)
+
+    def end_of_burst() -> None:
+        bursts.append(taken.copy())
+        loop.call_soon_threadsafe(came.set)
+
+    async def post(number: int) -> None:
+        elsewhere.mailbox.post_in_pass(loop, take, number)
+
+    await asyncio.gather(*(post(number) for number in range(20)))
+    await asyncio.wait_for(came.wait(), PATIENCE)
+    assert bursts == [list(range(20))]
+
+
+async def test_pass_that_never_ends_keeps_nothing_back(elsewhere: _Elsewhere) -> None:
+    loop, called = asyncio.get_running_loop(), [threading.Event(), threading.Event()]
+    for event in called:  # the second is posted when the first has waited for as long as it may
+        elsewhere.mailbox.post_in_pass(loop, event.set)
+        assert event.wait(PATIENCE)
+
+
+async def test_post_takes_what_was_held_before_it_along(elsewhere: _Elsewhere) -> None:
+    loop, called, done = asyncio.get_running_loop(), list[int](), threading.Event()
+    elsewhere.mailbox.post_in_pass(loop, called.append, 1)
+    elsewhere.mailbox.post(called.append, 2)
+    elsewhere.mailbox.post(done.set)
+    assert done.wait(PATIENCE)
+    assert called == [1, 2]
+
+
+async def test_what_is_held_when_the_loop_ends_can_be_called_still() -> None:
+    other, called = _Elsewhere(), list[int]()
+    other.loop.call_soon_threadsafe(other.loop.stop)
+    other._thread.join()
+    other.mailbox.post_in_pass(asyncio.get_running_loop(), called.append, 1)
+    other.mailbox.call_all()
+    other.loop.close()
+    await asyncio.sleep(0)
+    assert called == [1]

@@ -620,6 +620,15 @@ async def test_close_cancelled_at_once_still_ends_everything() -> None:
     await sampler.close()  # waits for the first one's work
 
 
+async def test_call_of_the_pass_that_closes_the_sampler_is_told() -> None:
+    async with in_process(CountingEnv) as sampler:
+        sampling = asyncio.create_task(sampler.sample(counting_policy))
+        await asyncio.sleep(0)
+        assert not sampling.done()
+    with pytest.raises(SamplerStateError, match="closed while"):
+        await sampling
+
+
 async def test_close_while_starting_ends_both() -> None:
     sampler = AsyncSampler(CountingEnv, num_workers=1)
     starting = asyncio.create_task(sampler.start())

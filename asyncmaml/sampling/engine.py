@@ -86,10 +86,24 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Have a request sampled."""
-        assert self._coordinator is not None
-        if not self._call(self._coordinator.submit, request):
-            request.deliver(_closed())
+        """Have a request sampled; in the thread of the caller's event loop.
+
+        Where there is nothing to do yet, together with all that this pass of the caller's loop
+        hands in: each by itself would have the sampler's thread compete with the caller's for the
+        interpreter, for ticks of a few rows.
+        """
+        coordinator = self._coordinator
+        assert coordinator is not None
+        with self._lock:
+            if self._loop is not None and not self._is_stopping:
+                assert self._mailbox is not None
+                if coordinator.num_requests:
+                    self._mailbox.post(coordinator.submit, request)
+                else:
+                    caller = asyncio.get_running_loop()
+                    self._mailbox.post_in_pass(caller, coordinator.submit, request)
+                return
+        request.deliver(_closed())
 
     def cancel(self, request: Request) -> None:
         """Drop a request whose result nobody awaits."""
@@ -185,6 +199,7 @@ class Engine:
                 self.task_env.close()
             with self._lock:
                 self._is_stopping = True
+                self._mailbox.call_all()  # what was handed in meanwhile gets the same error
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Deliver a fault of our own: else every sample() would wait for ever."""
