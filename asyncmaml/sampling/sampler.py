@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import gymnasium
 import torch
@@ -29,7 +29,7 @@ from asyncmaml.sampling.episode_stream import EpisodeStream
 from asyncmaml.sampling.mailbox import Mailbox
 from asyncmaml.sampling.output import WorkerOutputMode, checked_output_mode
 from asyncmaml.sampling.pool import PoolSettings
-from asyncmaml.sampling.requests import Deliver, OnError, Request, Task, Terms, deliver_to
+from asyncmaml.sampling.requests import ON_ERROR, Deliver, OnError, Request, Task, Terms, deliver_to
 from asyncmaml.sampling.snapshot import Policy, PolicySnapshot, Snapshots
 from asyncmaml.sampling.starting import StartMethod, checked_start_method
 from asyncmaml.sampling.statistics import Statistics
@@ -336,8 +336,8 @@ class AsyncSampler:
         )
 
     def _terms(self, size: int, gamma: float, on_error: OnError, first: int | None) -> Terms:
-        if on_error not in get_args(OnError):
-            message = f"on_error is {on_error!r}; wanted one of {', '.join(get_args(OnError))}"
+        if on_error not in ON_ERROR:
+            message = f"on_error is {on_error!r}; wanted one of {', '.join(ON_ERROR)}"
             raise ConfigurationError(message)
         wanted = size if first is None else Whole(1, size).check("first", first)
         return Terms(size, Real(0, 1).check("gamma", gamma), str(self._device), wanted, on_error)

@@ -6,7 +6,8 @@ What the learner does to its parameters afterwards does not reach the episodes u
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ Policy = Callable[..., Distribution]
 
 
 _STATE = frozenset(("_parameters", "_buffers", "_modules"))
+_LEAST_SPLIT = 1 << 15
+"""Numbers from which torch spreads the copy of a tensor over threads: its grain size."""
 _methods_with_params: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -58,7 +61,7 @@ class PolicySnapshot:
             if not self.is_functional or any(True for _ in policy.buffers()):
                 # functional_call swaps a module's tensors in place while it runs, and the
                 # learner may use the module at that moment: the sampler has its own copy.
-                self.policy = _copy(policy).to(device)
+                self.policy = _copy(policy, device)
         self.origin = policy
         """What was given to `sample()`."""
         self._params = None if params is None else _snapshot(params, device)
@@ -99,9 +102,10 @@ class PolicySnapshot:
             return False
         assert self._params is not None
         own = dict(self.policy.named_parameters())
-        return own.keys() == self._params.keys() and all(
-            _is_same(own[name], value) for name, value in self._params.items()
-        )
+        if own.keys() != self._params.keys():
+            return False
+        with _one_thread_for(own.values()):
+            return all(_is_same(own[name], value) for name, value in self._params.items())
 
     def __call__(self, observations: Tensor) -> Distribution:
         """Return the distribution of the actions that answer the observations."""
@@ -138,7 +142,20 @@ def _attributes(module: nn.Module) -> list[tuple[str, type, dict[str, Any]]]:
 def _is_same(parameter: Tensor, value: Tensor) -> bool:
     if parameter.shape != value.shape or parameter.dtype != value.dtype:
         return False
-    return torch.equal(parameter.detach().to(value.device), value)
+    if parameter.device != value.device:
+        parameter = parameter.detach().to(value.device)
+    return torch.equal(parameter, value)
+
+
+def _one_thread_for(tensors: Iterable[Tensor]) -> AbstractContextManager[Any]:
+    """Return a block in which these are copied or compared by the calling thread alone.
+
+    This is the caller's thread. A copy of a large tensor would make a team of OpenMP there, and
+    beside a second team libgomp lets each wait asleep: the learner's work on 2,000 rows of 100
+    took 81 us for 12.
+    """
+    is_any_large = any(tensor.numel() >= _LEAST_SPLIT for tensor in tensors)
+    return one_intraop_thread() if is_any_large else nullcontext()
 
 
 def _takes_params(policy: Policy) -> bool:
@@ -161,12 +178,18 @@ def _has_params(call: Callable[..., Any]) -> bool:
 
 
 def _snapshot(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: value.detach().clone().to(device) for name, value in params.items()}
+    with _one_thread_for(params.values()), torch.no_grad():
+        copies = {name: value.clone() for name, value in params.items()}
+        return {
+            name: value if value.device == device else value.to(device)
+            for name, value in copies.items()
+        }
 
 
-def _copy(module: nn.Module) -> nn.Module:
+def _copy(module: nn.Module, device: torch.device) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        with one_intraop_thread():
+            return copy.deepcopy(module).to(device)
     except Exception as error:
         message = (
             f"{type(module).__name__} could not be copied ({error}); the sampler needs a copy of "
@@ -196,8 +219,8 @@ def _check_params(policy: Policy, params: Mapping[str, Tensor], is_functional: b
             raise ParameterError(message)
         return
     own = dict(policy.named_parameters())
-    missing, extra = sorted(own.keys() - params.keys()), sorted(params.keys() - own.keys())
-    if missing or extra:
+    if own.keys() != params.keys():
+        missing, extra = sorted(own.keys() - params.keys()), sorted(params.keys() - own.keys())
         message = (
             f"the params given for {type(policy).__name__} lack {missing or 'nothing'} and have "
             f"{extra or 'nothing'} too many; wanted exactly the names of its named_parameters()"
@@ -228,19 +251,12 @@ class Snapshots:
 
     def of(self, policy: Policy, params: Mapping[str, Tensor] | None) -> PolicySnapshot:
         """Return the policy as it is now; see `PolicySnapshot`."""
-        # This is the caller's thread. A copy of a large tensor would make a team of OpenMP there,
-        # and beside a second team libgomp lets each wait asleep: the learner's work on 2,000 rows
-        # of 100 took 81 us for 12.
-        with one_intraop_thread():
-            return self._of(policy, params)
-
-    def _of(self, policy: Policy, params: Mapping[str, Tensor] | None) -> PolicySnapshot:
         if params is not None or not _takes_params(policy):
             snapshot = PolicySnapshot(policy, params, self._device)
-            last = self._last_copy
-            if last is not None and last.origin is policy and _are_alike(last, snapshot):
-                snapshot.variant = last.variant
-            self._last_copy = snapshot
+            if snapshot.variant is not None:
+                last, self._last_copy = self._last_copy, snapshot
+                if last is not None and last.origin is policy and _are_alike(last, snapshot):
+                    snapshot.variant = last.variant
             return snapshot
         if self._last is None or self._last.origin is not policy or not self._last.is_current():
             self._last = PolicySnapshot(policy, None, self._device)
