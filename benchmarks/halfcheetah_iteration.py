@@ -19,8 +19,9 @@ iteration and limit.
 Sampling's share of the limit is told in two ways:
 
 - wall time: the transitions of both phases over the seconds in which a request was in flight,
-  against the limit's rate. Adaptation runs in that time, on the same cores: what it takes is
-  missing here, and so is what rows without an episode leave idle at the end of a phase.
+  against the limit's rate. In an iteration adaptation runs in that time, on the same cores: what
+  it takes is missing here. So the same requests are also sampled with no learner beside them.
+  Both lack what rows without an episode leave idle at the end of a phase.
 - CPU time: the limit's CPU time of a transition against what sampling took of it, which is that
   of all workers, of the sampler's thread and of the event loop's, over the whole iteration.
 
@@ -33,6 +34,7 @@ one more at the end, which is not timed either. No process that steps raw enviro
 import argparse
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -41,20 +43,19 @@ from typing import Self
 
 import torch
 from comparison import Limit
-from iteration_shares import PARTS, TimedIteration, timed_iterations
+from iteration_shares import PARTS, Sampled, TimedIteration, timed_iterations
+from machine_limits import MachineLimits
 from measuring import SamplingCpu, SamplingMeter, Spread
 from memory_watch import Memory, MemoryWatch, greatest_resident_kibibytes
-from policy_cost import measure_policy
-from raw_stepping import RawForm, RawMeasurement, RawStepping
 from reporting import in_words, machine_facts, plain_table, short
-from workloads import SOURCES
+from torch import Tensor, nn
 
 import asyncmaml
 from asyncmaml import TrainConfig
 from asyncmaml.checkpoint import Row
 from asyncmaml.sampling.arguments import usable_cores
 from asyncmaml.training.run_folder import RunFolder, read_progress
-from asyncmaml.worker.fleet import DEFAULT_ROWS
+from asyncmaml.training.setup import make_policy, make_sampler
 
 PRESET = "halfcheetah-dir"
 WORKLOAD = "HalfCheetahDir"
@@ -63,40 +64,25 @@ MOST_WAITING = 0.10
 MOST_GIBIBYTES = 2.0
 
 _QUICK_TASKS = 16  # more episodes than two workers have rows
-_WARM_UP_SECONDS = 0.2  # of raw stepping: first steps find no caches
-_POLICY_SECONDS = 0.1  # for each way of drawing
+_CHANGE = 0.01
+"""Standard deviation of what parameters are changed by, where no learner changes them."""
 
 
 class BetweenIterations:
     """What `train` calls after each iteration; the block is the whole training.
 
     Args:
-        config: What is trained.
         iterations: To be timed, after the first one.
-        raw_seconds: Of each measurement of raw steps.
+        limits: Measured after each of them.
     """
 
-    def __init__(self, config: TrainConfig, iterations: int, raw_seconds: float) -> None:
-        rows, std = config.envs_per_worker or DEFAULT_ROWS, config.init_std
-        # The first one is the limit: what a worker has, moved as a policy moves it at first.
-        forms = RawForm(rows, action_std=std), RawForm(rows), RawForm(action_std=std)
-        self.raw: dict[RawForm, list[RawMeasurement]] = {form: [] for form in forms}
-        self.limits: dict[RawForm, list[Limit]] = {form: [] for form in forms}
+    def __init__(self, iterations: int, limits: MachineLimits) -> None:
         self.cpu: dict[int, SamplingCpu] = {}
         self.watches: list[MemoryWatch] = []
         self._last_timed = 1 + iterations
-        self._raw_seconds = raw_seconds
+        self._limits = limits
         self._meter: SamplingMeter | None = None
         self._watching = ExitStack()
-        self._env = SOURCES[WORKLOAD].make()
-        torch.manual_seed(0)
-        self._policy = asyncmaml.policy_for_spaces(
-            self._env.observation_space,
-            self._env.action_space,
-            config.hidden_sizes,
-            config.nonlinearity,
-            init_std=config.init_std,
-        )
 
     def __enter__(self) -> Self:
         self._watch_memory()
@@ -109,7 +95,6 @@ class BetweenIterations:
         traceback: TracebackType | None,
     ) -> None:
         self._watching.close()
-        self._env.close()
 
     def __call__(self, row: Row) -> None:
         """Read what was measured of an iteration, measure the limit, begin with the next one."""
@@ -117,7 +102,7 @@ class BetweenIterations:
             self._watching.close()  # the warm-up is over, or the last iteration
         else:
             self.cpu[row["iteration"]] = self._meter.read()
-            self._measure_limits(max(1, round(row["sampler_rows_per_tick"])))
+            self._limits.measure(row["sampler_rows_per_tick"])
         if row["iteration"] < self._last_timed:
             self._meter = SamplingMeter()
         elif row["iteration"] == self._last_timed:
@@ -127,15 +112,39 @@ class BetweenIterations:
     def _watch_memory(self) -> None:
         self.watches.append(self._watching.enter_context(MemoryWatch()))
 
-    def _measure_limits(self, rows_per_tick: int) -> None:
-        """Block the event loop, in which nothing is under way, and leave no process behind."""
-        policy = measure_policy(self._policy, self._env, rows_per_tick, _POLICY_SECONDS)
-        for form, measured in self.raw.items():
-            with RawStepping(WORKLOAD, usable_cores(), form) as processes:
-                processes.measure(_WARM_UP_SECONDS)
-                raw = processes.measure(self._raw_seconds)
-            measured.append(raw)
-            self.limits[form].append(Limit.of_cores(raw, policy))
+
+async def sampled_alone(config: TrainConfig, repeats: int, limits: MachineLimits) -> list[Sampled]:
+    """Sample what an iteration samples, with no learner beside it.
+
+    Each task's second phase begins when its first one is in, under parameters of its own. The
+    limit is measured after each repeat.
+    """
+    found = []
+    async with make_sampler(config) as sampler:
+        policy = make_policy(config, sampler)
+
+        async def both_phases(task: object, params: dict[str, Tensor]) -> None:
+            await sampler.sample(policy, task=task)
+            await sampler.sample(policy, params, task=task)
+
+        for repeat in range(1 + repeats):  # the first one warms up
+            tasks = sampler.sample_tasks(config.tasks_per_iteration)
+            adapted = [_changed(policy) for _ in tasks]
+            before, meter = sampler.statistics, SamplingMeter()
+            began = time.perf_counter()
+            await asyncio.gather(*map(both_phases, tasks, adapted))
+            seconds = time.perf_counter() - began
+            cpu, passed = meter.read(), sampler.statistics - before
+            if repeat:
+                found.append(Sampled(passed.transitions, seconds, usable_cores(), cpu))
+                limits.measure(passed.rows_per_tick)
+    return found
+
+
+def _changed(policy: nn.Module) -> dict[str, Tensor]:
+    """Return parameters like those after an adaptation: near the policy's own."""
+    own = policy.named_parameters()
+    return {name: value.detach() + _CHANGE * torch.randn_like(value) for name, value in own}
 
 
 def main() -> None:
@@ -152,16 +161,26 @@ def main() -> None:
     size = f"{config.tasks_per_iteration} tasks x {config.episodes_per_task} episodes"
     fewer = f" (of {preset.tasks_per_iteration}: --quick)" if arguments.quick else ""
     print(f"{PRESET}: {size} x {config.max_episode_steps} steps{fewer}, seed {config.seed}")
-    with tempfile.TemporaryDirectory() as folder:
-        between = BetweenIterations(config, arguments.iterations, 0.5 if arguments.quick else 3.0)
-        with between:
-            asyncio.run(asyncmaml.train(config, folder, on_iteration=between))
-        rows = read_progress(RunFolder(folder).progress)
+    raw_seconds = 0.5 if arguments.quick else 3.0
+    with (
+        MachineLimits(WORKLOAD, config, raw_seconds) as limits,
+        MachineLimits(WORKLOAD, config, raw_seconds) as limits_alone,
+    ):
+        alone = asyncio.run(sampled_alone(config, arguments.iterations, limits_alone))
+        with tempfile.TemporaryDirectory() as folder:
+            between = BetweenIterations(arguments.iterations, limits)
+            with between:
+                asyncio.run(asyncmaml.train(config, folder, on_iteration=between))
+            rows = read_progress(RunFolder(folder).progress)
     iterations = timed_iterations(rows, between.cpu, usable_cores())
     show_times(iterations)
-    show_limits(iterations, between)
+    show_limits(
+        [each.sampled for each in iterations], limits, "in an iteration, a learner beside it"
+    )
+    show_meanwhile(iterations)
+    show_limits(alone, limits_alone, "with no learner beside it")
     show_memory(between)
-    show_targets(iterations, between)
+    show_targets(iterations, limits, alone, limits_alone, between)
 
 
 def show_times(iterations: list[TimedIteration]) -> None:
@@ -178,20 +197,20 @@ def show_times(iterations: list[TimedIteration]) -> None:
     print(f"  adaptation hidden behind sampling: {hidden} s")
 
 
-def show_limits(iterations: list[TimedIteration], between: BetweenIterations) -> None:
+def show_limits(runs: list[Sampled], limits: MachineLimits, when: str) -> None:
     """Print the machine's limit, and what sampling reaches of it."""
     table = []
-    for form, limits in between.limits.items():
-        raw = between.raw[form]
+    for form, of_form in limits.limits.items():
+        raw = limits.raw[form]
         table.append(
             [
                 form.in_words,
                 in_words(Spread.of(each.cpu_us for each in raw), "{:.1f}"),
                 in_words(Spread.of(each.wall_us for each in raw), "{:.1f}"),
-                f"{Spread.of(each.policy_us for each in limits).median:.1f}",
-                _rates(Spread.of(each.rate for each in limits)),
-                in_words(_shares(iterations, limits, TimedIteration.wall_share)),
-                in_words(_shares(iterations, limits, TimedIteration.cpu_share)),
+                f"{Spread.of(each.policy_us for each in of_form).median:.1f}",
+                _rates(Spread.of(each.rate for each in of_form)),
+                in_words(_shares(runs, of_form, Sampled.wall_share)),
+                in_words(_shares(runs, of_form, Sampled.cpu_share)),
             ]
         )
     header = (
@@ -203,25 +222,27 @@ def show_limits(iterations: list[TimedIteration], between: BetweenIterations) ->
         "share: wall",
         "share: CPU",
     )
-    title = f"\nThe limit of {usable_cores()} cores, and sampling's share of it"
+    title = f"\nThe limit of {usable_cores()} cores, and sampling's share of it {when}"
     print(plain_table(title, header, table, range(1, len(header))))
-    rate = _rates(_over(iterations, lambda each: each.rate))
-    cpu = in_words(_over(iterations, lambda each: each.cpu_us), "{:.1f}")
-    workers = _over(iterations, lambda each: each.us_each(each.cpu.workers)).median
-    sampler = _over(iterations, lambda each: each.us_each(each.cpu.sampler)).median
-    event_loop = _over(iterations, lambda each: each.us_each(each.cpu.event_loop)).median
+    rate = _rates(Spread.of(each.rate for each in runs))
+    cpu = in_words(Spread.of(each.cpu_us for each in runs), "{:.1f}")
+    workers = Spread.of(each.us_each(each.cpu.workers) for each in runs).median
+    sampler = Spread.of(each.us_each(each.cpu.sampler) for each in runs).median
+    event_loop = Spread.of(each.us_each(each.cpu.event_loop) for each in runs).median
     print(
         f"  sampling: {rate} transitions/s, {cpu} us CPU each: {workers:.1f} in the workers, "
         f"{sampler:.1f} in the sampler's thread, {event_loop:.1f} in the event loop's"
     )
-    cores = in_words(_over(iterations, lambda each: each.cores_share))
+    cores = in_words(Spread.of(each.cores_share for each in runs))
+    others = Spread.of(each.cpu.others / each.seconds for each in runs).median
+    print(f"  meanwhile it had {cores} of the cores' time; other processes took {others:.1f} cores")
+
+
+def show_meanwhile(iterations: list[TimedIteration]) -> None:
+    """Print what the trainer says of its sampler."""
     busy = in_words(_logged(iterations, "sampler_worker_busy_share"))
     rows = _logged(iterations, "sampler_rows_per_tick").median
-    others = _over(iterations, lambda each: each.cpu.others / each.row["seconds"]).median
-    print(
-        f"  meanwhile it had {cores} of the cores' time; workers were in environments {busy} of "
-        f"the time, {rows:.0f} rows a tick; other processes took {others:.1f} cores"
-    )
+    print(f"  workers were in environments {busy} of the time; {rows:.0f} rows a tick")
 
 
 def show_memory(between: BetweenIterations) -> None:
@@ -235,20 +256,28 @@ def show_memory(between: BetweenIterations) -> None:
     print(f"  this process's greatest resident size, of the whole run: {resident:.2f} GiB")
 
 
-def show_targets(iterations: list[TimedIteration], between: BetweenIterations) -> None:
+def show_targets(
+    iterations: list[TimedIteration],
+    limits: MachineLimits,
+    alone: list[Sampled],
+    limits_alone: MachineLimits,
+    between: BetweenIterations,
+) -> None:
     """Print what was promised, with what was measured; the limit is the first one."""
-    limits = next(iter(between.limits.values()))
     peak = Memory(0, 0)
     for watch in between.watches:
         peak = peak.peak_with(watch.peak)
-    wall = _shares(iterations, limits, TimedIteration.wall_share)
-    cpu = _shares(iterations, limits, TimedIteration.cpu_share)
-    waiting = _over(iterations, lambda each: each.waiting_share)
-    idle = _over(iterations, lambda each: each.part("idle_seconds"))
+    wall = _shares(alone, limits_alone.first, Sampled.wall_share)
+    cpu_alone = _shares(alone, limits_alone.first, Sampled.cpu_share)
+    cpu = _shares([each.sampled for each in iterations], limits.first, Sampled.cpu_share)
+    waiting = Spread.of(each.waiting_share for each in iterations)
+    idle = Spread.of(each.part("idle_seconds") for each in iterations)
     gibibytes = _gibibytes(peak.all_processes)
+    share = "share of the limit"
     rows = [
-        _target("sampling, share of the limit: wall", ">=", SHARE_WANTED, wall),
-        _target("sampling, share of the limit: CPU", ">=", SHARE_WANTED, cpu),
+        _target(f"sampling alone, {share}: wall", ">=", SHARE_WANTED, wall),
+        _target(f"sampling alone, {share}: CPU", ">=", SHARE_WANTED, cpu_alone),
+        _target(f"sampling in an iteration, {share}: CPU", ">=", SHARE_WANTED, cpu),
         _target("idle, share of the iteration", "<", MOST_WAITING, idle),
         _target("sampler without work, share before the outer step", "<", MOST_WAITING, waiting),
         _target("peak memory of all processes, GiB", "<", MOST_GIBIBYTES, Spread.of([gibibytes])),
@@ -262,20 +291,16 @@ def _target(what: str, sign: str, wanted: float, found: Spread) -> list[str]:
     return [what, f"{sign} {wanted:g}", measured, "met" if is_met else "missed"]
 
 
-def _over(iterations: list[TimedIteration], value: Callable[[TimedIteration], float]) -> Spread:
-    return Spread.of(map(value, iterations))
-
-
 def _logged(iterations: list[TimedIteration], name: str) -> Spread:
     return Spread.of(iteration.row[name] for iteration in iterations)
 
 
 def _shares(
-    iterations: list[TimedIteration],
+    runs: list[Sampled],
     limits: list[Limit],
-    share: Callable[[TimedIteration, Limit], float],
+    share: Callable[[Sampled, Limit], float],
 ) -> Spread:
-    return Spread.of(share(*pair) for pair in zip(iterations, limits, strict=True))
+    return Spread.of(share(*pair) for pair in zip(runs, limits, strict=True))
 
 
 def _rates(rates: Spread) -> str:

@@ -17,25 +17,25 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class TimedIteration:
-    """An iteration of the trainer.
+class Sampled:
+    """Transitions, and what it took to sample them.
 
     Args:
-        row: As the trainer has logged it.
         transitions: Of all phases.
+        seconds: In which the sampler had work.
         cores: That could be used.
-        cpu: Over the whole of it; outside of `sampling_seconds` the sampler stands still.
+        cpu: Outside of these seconds the sampler stands still.
     """
 
-    row: Row
     transitions: int
+    seconds: float
     cores: int
     cpu: SamplingCpu
 
     @property
     def rate(self) -> float:
         """Transitions per second in which the sampler had work."""
-        return float(self.transitions / self.row["sampling_seconds"])
+        return self.transitions / self.seconds
 
     @property
     def cpu_us(self) -> float:
@@ -49,7 +49,7 @@ class TimedIteration:
     @property
     def cores_share(self) -> float:
         """The part of the cores' time that sampling got while the sampler had work."""
-        return float(self.cpu.sampling / (self.cores * self.row["sampling_seconds"]))
+        return self.cpu.sampling / (self.cores * self.seconds)
 
     def wall_share(self, limit: Limit) -> float:
         """Return the share of a limit reached in wall time: `cpu_share` times `cores_share`."""
@@ -58,6 +58,19 @@ class TimedIteration:
     def cpu_share(self, limit: Limit) -> float:
         """Return the share of a limit reached in CPU time."""
         return limit.cpu_us / self.cpu_us
+
+
+@dataclass(frozen=True)
+class TimedIteration:
+    """An iteration of the trainer.
+
+    Args:
+        row: As the trainer has logged it.
+        sampled: In it.
+    """
+
+    row: Row
+    sampled: Sampled
 
     def part(self, name: str) -> float:
         """Return the share of the iteration's time that one of `PARTS` takes."""
@@ -89,6 +102,7 @@ def timed_iterations(
     for row in rows:
         if row["iteration"] in cpu:
             transitions = int(row["env_steps"]) - steps_before
-            found.append(TimedIteration(row, transitions, cores, cpu[row["iteration"]]))
+            seconds, used = float(row["sampling_seconds"]), cpu[row["iteration"]]
+            found.append(TimedIteration(row, Sampled(transitions, seconds, cores, used)))
         steps_before = int(row["env_steps"])
     return found

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from comparison import Limit
-from iteration_shares import PARTS, TimedIteration, timed_iterations
+from iteration_shares import PARTS, Sampled, TimedIteration, timed_iterations
 from measuring import SamplingCpu, SamplingMeter
 
 ROW = {
@@ -19,24 +19,25 @@ ROW = {
 }
 # 2000 transitions: 4 ms each of the workers, 0.5 of the sampler's thread, 0.5 of the event loop's.
 CPU = SamplingCpu(workers=8.0, sampler=1.0, event_loop=1.0, others=7.0)
-ITERATION = TimedIteration(ROW, 2000, 2, CPU)
+SAMPLED = Sampled(2000, 5.0, 2, CPU)
+ITERATION = TimedIteration(ROW, SAMPLED)
 # On two cores 2 / 4 ms = 500 a second.
 LIMIT = Limit(raw_us=3900.0, policy_us=100.0, rate=500.0)
 
 
 def test_sampling_is_counted_over_the_seconds_in_which_the_sampler_had_work() -> None:
-    assert ITERATION.rate == pytest.approx(2000 / 5.0)
-    assert ITERATION.wall_share(LIMIT) == pytest.approx(400 / 500)
+    assert SAMPLED.rate == pytest.approx(2000 / 5.0)
+    assert SAMPLED.wall_share(LIMIT) == pytest.approx(400 / 500)
 
 
 def test_cpu_time_of_a_transition_is_that_of_workers_sampler_and_event_loop() -> None:
-    assert ITERATION.cpu_us == pytest.approx((8 + 1 + 1) / 2000 * 1e6)
-    assert ITERATION.us_each(CPU.workers) == pytest.approx(4000)
-    assert ITERATION.cpu_share(LIMIT) == pytest.approx(4000 / 5000)
+    assert SAMPLED.cpu_us == pytest.approx((8 + 1 + 1) / 2000 * 1e6)
+    assert SAMPLED.us_each(CPU.workers) == pytest.approx(4000)
+    assert SAMPLED.cpu_share(LIMIT) == pytest.approx(4000 / 5000)
 
 
 def test_wall_share_is_the_cpu_share_of_the_cores_time_that_sampling_got() -> None:
-    busier = TimedIteration(ROW, 2000, 2, SamplingCpu(6.0, 0.5, 0.5, 0.0))
+    busier = Sampled(2000, 5.0, 2, SamplingCpu(6.0, 0.5, 0.5, 0.0))
     assert busier.cores_share == pytest.approx(7 / (2 * 5.0))
     share = busier.cpu_share(LIMIT) * busier.cores_share
     assert busier.wall_share(LIMIT) == pytest.approx(share)
@@ -55,12 +56,12 @@ def test_parts_of_an_iteration_add_up_to_the_whole() -> None:
 def test_transitions_of_an_iteration_are_those_that_it_adds_to_the_runs() -> None:
     # As progress.csv is read: all numbers are floats.
     rows = [
-        {"iteration": float(number), "env_steps": steps}
+        {"iteration": float(number), "env_steps": steps, "sampling_seconds": 2.0}
         for number, steps in ((1, 1000.0), (2, 3000.0), (3, 4500.0), (4, 9999.0))
     ]
     found = timed_iterations(rows, {2: CPU, 3: SamplingCpu(1.0, 1.0, 1.0, 1.0)}, 2)
-    assert [each.transitions for each in found] == [2000, 1500]
-    assert [each.cpu.workers for each in found] == [8.0, 1.0]
+    assert [each.sampled.transitions for each in found] == [2000, 1500]
+    assert [each.sampled.cpu.workers for each in found] == [8.0, 1.0]
 
 
 def test_cpu_time_of_a_learners_thread_is_not_samplings() -> None:
