@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.formation import Acting, Alike, Stack
 from asyncmaml.sampling.noise_store import ActionNoise, NoiseStore
-from asyncmaml.sampling.row_places import Places, RowLayout
+from asyncmaml.sampling.row_places import Places, RowLayout, rows_at
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import StackedPolicies
 from asyncmaml.sampling.transitions import TransitionLog
@@ -217,10 +217,11 @@ class Actor:
     def _draw(self, group: Acting, start: int, log: TransitionLog) -> Drawn:
         """Draw the actions of rows under one set of parameters."""
         policy, entries = group.policy, group.entries(start)
-        observations = log.observation_tensor[entries]
-        batch, places = self._layout_of(policy)(observations, log.batch_ids[entries])
-        if batch is observations and isinstance(entries, slice):
-            batch = batch.clone()  # a view: the policy may work in place
+        observations = rows_at(log.observations, entries)
+        if isinstance(entries, slice):  # a view: the policy may work in place
+            observations = observations.copy()
+        rows = torch.from_numpy(observations)
+        batch, places = self._layout_of(policy)(rows, log.batch_ids[entries])
         distribution = policy(self._on_device(batch))
         plan = policy.plan
         if plan is None:
@@ -236,12 +237,12 @@ class Actor:
         entries, places = together.entries(start), stack.padded_places(size)
         shape, num_sets = log.observations.shape[1:], len(stack.sets)
         if together.count == num_sets * size:
-            observations = log.observations[entries]
+            observations = rows_at(log.observations, entries)
             if isinstance(entries, slice):  # a view: the policy may work in place
                 observations = observations.copy()
         else:
             observations = np.zeros((num_sets * size, *shape), log.observations.dtype)
-            observations[places] = log.observations[entries]
+            observations[places] = rows_at(log.observations, entries)
         stacked = torch.from_numpy(observations.reshape(num_sets, size, *shape))
         distribution = self._stacked(stack.policies, self._on_device(stacked))
         plan = together.policy.plan

@@ -15,6 +15,7 @@ processors there is one way.
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,12 @@ _KINDS = 4
 
 Places = slice | NDArray[np.intp]
 """Where rows lie in an array; a slice where it can be one, since that makes views, not copies."""
+
+
+def rows_at(values: NDArray[Any], places: Places) -> NDArray[Any]:
+    """Return the rows that lie in these places; a view where they are a slice."""
+    # Of rows of two floats, indexing by an array takes twenty times as long.
+    return values[places] if isinstance(places, slice) else values.take(places, axis=0)
 
 
 @cache

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncmaml.sampling.requests import Request
+from asyncmaml.sampling.row_places import Places, rows_at
 
 NOBODY = -1
 _ENTRIES = 8192
@@ -53,7 +53,6 @@ class TransitionLog:
         fitting = min(max(_ENTRIES, _TICKS * num_rows), _MAX_BYTES // max(1, entry_bytes))
         size = max(fitting, 2 * num_rows)
         self.observations = np.zeros((size, *observation[0]), observation[1])
-        self.observation_tensor = torch.from_numpy(self.observations)
         self.actions = np.zeros((size, *action[0]), action[1])
         self.rewards = np.zeros(size, np.float32)
         self.log_probs = np.zeros(size, np.float32)
@@ -105,14 +104,14 @@ class TransitionLog:
         mine = (self.owners[:end] == request.slot) & self._is_whole[:end]
         self._move(request, slice(0, end) if mine.all() else np.flatnonzero(mine))
 
-    def _move(self, request: Request, entries: slice | NDArray[np.intp]) -> None:
+    def _move(self, request: Request, entries: Places) -> None:
         request.episodes.store(
-            self.steps[entries],
-            self.batch_ids[entries],
-            self.observations[entries],
-            self.actions[entries],
-            self.rewards[entries],
-            self.log_probs[entries],
+            rows_at(self.steps, entries),
+            rows_at(self.batch_ids, entries),
+            rows_at(self.observations, entries),
+            rows_at(self.actions, entries),
+            rows_at(self.rewards, entries),
+            rows_at(self.log_probs, entries),
         )
         self.owners[entries] = NOBODY
 
