@@ -16,8 +16,8 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.row_places import padded
 from asyncmaml.sampling.streams import Seeds

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from workloads import NULL_STEPS, SOURCES
 
 import asyncmaml
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actor import ActionWriter, Actor
 from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.requests import Request, Terms
 from asyncmaml.sampling.snapshot import PolicySnapshot

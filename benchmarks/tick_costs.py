@@ -19,9 +19,9 @@ from workloads import NULL_STEPS, SOURCES
 
 import asyncmaml
 from asyncmaml.envs.making import EnvMaker
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actor import Actor, to_environment
 from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import InlineLink, layout_of
 from asyncmaml.sampling.pacing import Pace

@@ -16,10 +16,11 @@ import asyncmaml
 PACKAGE = ROOT / "asyncmaml"
 
 # Each place, and what it may import of ours; "" stands for the modules at the top.
-BELOW_ALL = {"errors", "option_kinds", "episodes"}
+BELOW_ALL = {"errors", "option_kinds", "episodes", "intraop"}
 ALLOWED = {
     "errors": set[str](),
     "option_kinds": {"errors"},
+    "intraop": set[str](),
     "episodes": BELOW_ALL,
     "envs": {"errors", "option_kinds", "envs"},
     "worker": {"errors", "option_kinds", "envs", "worker"},

@@ -17,10 +17,10 @@ from torch.distributions import Distribution
 import asyncmaml.envs
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.envs.making import quiet_mujoco
+from asyncmaml.intraop import ROW_BLOCK, one_intraop_thread
 from asyncmaml.learning.mlp import NONLINEARITIES
 from asyncmaml.learning.policies import MLPPolicy
 from asyncmaml.sampling import row_places
-from asyncmaml.sampling.intraop import ROW_BLOCK, one_intraop_thread
 from asyncmaml.sampling.row_places import RowLayout
 from asyncmaml.sampling.snapshot import PolicySnapshot
 

@@ -16,8 +16,8 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import NotFiniteError, PolicyError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.learning.mlp import NONLINEARITIES
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.row_places import RowLayout, padded
 from asyncmaml.sampling.snapshot import PolicySnapshot
 from asyncmaml.sampling.stacking import _stack_of_matrices

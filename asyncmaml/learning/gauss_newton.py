@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from asyncmaml.learning.chain import AdaptationChain
 from asyncmaml.learning.groups import ParameterLayout, TaskGroup
 from asyncmaml.learning.products import CurvatureProduct, Tensors
+from asyncmaml.learning.task_threads import ForEach
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,13 @@ class Point:
 
 
 def curvature_times(
-    point: Point, layout: ParameterLayout, flat: Tensor, *, is_exact: bool, pre_weight: float
+    point: Point,
+    layout: ParameterLayout,
+    flat: Tensor,
+    *,
+    is_exact: bool,
+    pre_weight: float,
+    for_each: ForEach,
 ) -> Tensor:
     """Return the curvature's product with a vector `(P,)`: the mean over tasks.
 
@@ -64,17 +71,20 @@ def curvature_times(
         flat: The vector.
         is_exact: Whether J is what it is, or taken as the identity.
         pre_weight: Of the curvature of the policy before adaptation, which is added.
+        for_each: Calls a function for each group, in turn or at once; see `task_threads`.
     """
-    total = torch.zeros_like(flat)
     vector = layout.tensors(flat)
-    for part in point.parts:
+
+    def of_group(part: LinearizedGroup) -> Tensor:
         spread = part.group.spread_vector(vector)
         along = part.chain.push(spread) if is_exact else spread
         product = part.fisher.times(along)
         if is_exact:
             product = part.chain.pull(product)
-        total += layout.flat(part.group.summed(product))
+        total = layout.flat(part.group.summed(product))
         if part.pre_fisher:
             product = part.group.summed(part.pre_fisher.times(spread))
             total.add_(layout.flat(product), alpha=pre_weight)
-    return total / point.num_tasks
+        return total
+
+    return torch.stack(for_each(of_group, point.parts)).sum(0) / point.num_tasks

@@ -23,8 +23,10 @@ from asyncmaml.learning.adaptation import adapt, distribution_of, trainable_name
 from asyncmaml.learning.baseline import LinearFeatureBaseline
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, TaskGroup, group_tasks
 from asyncmaml.learning.mlp import Params
+from asyncmaml.learning.mlp_products import is_plain_mlp
 from asyncmaml.learning.objectives import find_objective, likelihood_ratio
 from asyncmaml.learning.phases import Phase, make_phase, masked_mean
+from asyncmaml.learning.task_threads import ForEach, at_once, in_turn
 from asyncmaml.option_kinds import Flag, Many, Real, Whole
 
 NOT_APPLICABLE = float("nan")
@@ -118,6 +120,9 @@ class MetaLearner(ABC):
         self._stack_below_rows: int = Whole(0).check("stack_below_rows", stack_below_rows)
         if not getattr(policy, "accepts_stacked_params", False):
             self._stack_below_rows = 0
+        is_on_cpu = all(parameter.is_cpu for parameter in policy.parameters())
+        # Another module may keep something of a call, and functional_call changes it for a while.
+        self._for_each: ForEach = at_once if is_plain_mlp(policy) and is_on_cpu else in_turn
 
     # ---- before the update ----
 

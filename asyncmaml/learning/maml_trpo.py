@@ -134,10 +134,11 @@ class MAMLTRPO(MetaLearner):
         """Evaluate the outer loss, its gradient and what products with H need."""
         returns = torch.cat([group.mean_returns.reshape(-1) for group in groups])
         mean, std = returns.mean(), returns.std(correction=0) + 1e-8
-        parts = []
-        for group in groups:
-            credit = (group.mean_returns - mean) / std
-            parts.append(self._linearized_group(group, credit))
+
+        def linearized(group: TaskGroup) -> LinearizedGroup:
+            return self._linearized_group(group, (group.mean_returns - mean) / std)
+
+        parts = self._for_each(linearized, groups)
         num_tasks = sum(group.num_tasks for group in groups)
         gradient = torch.stack([self._layout.flat(part.gradient) for part in parts]).sum(0)
         loss = sum(part.loss for part in parts) / num_tasks
@@ -207,7 +208,14 @@ class MAMLTRPO(MetaLearner):
     def _curvature_times(self, point: Point, flat: Tensor) -> Tensor:
         pre_weight = 0.0 if self.max_pre_kl is None else self.max_kl / self.max_pre_kl
         is_exact = self.curvature == "exact"
-        return curvature_times(point, self._layout, flat, is_exact=is_exact, pre_weight=pre_weight)
+        return curvature_times(
+            point,
+            self._layout,
+            flat,
+            is_exact=is_exact,
+            pre_weight=pre_weight,
+            for_each=self._for_each,
+        )
 
     def _line_search(self, point: Point, step: Tensor, report: UpdateReport) -> UpdateReport:
         """Shorten the step until it is accepted; the policy is written to only then."""
@@ -238,22 +246,24 @@ class MAMLTRPO(MetaLearner):
 
     def _evaluated(self, point: Point, theta: Params) -> tuple[float, float, float]:
         """Return loss, KL and KL before adaptation at other parameters: means over tasks."""
-        totals = torch.zeros(3, dtype=torch.float64)
-        for part in point.parts:
+
+        def figures(part: LinearizedGroup) -> Tensor:
             group = part.group
-            try:
-                points = adapted(
-                    self.policy,
-                    group.spread(theta),
-                    group.phases[:-1],
-                    self.step_sizes,
-                    self.objective,
-                )
-                with torch.no_grad():
-                    totals += self._figures(part, points)
-            except ValueError:
-                # A policy whose distributions validate their arguments refuses NaN this way.
-                return (float("nan"),) * 3
+            points = adapted(
+                self.policy,
+                group.spread(theta),
+                group.phases[:-1],
+                self.step_sizes,
+                self.objective,
+            )
+            with torch.no_grad():
+                return self._figures(part, points)
+
+        try:
+            totals = torch.stack(self._for_each(figures, point.parts)).sum(0)
+        except ValueError:
+            # A policy whose distributions validate their arguments refuses NaN this way.
+            return (float("nan"),) * 3
         loss, kl, pre_kl = (totals / point.num_tasks).tolist()
         return loss, kl, pre_kl
 

@@ -126,10 +126,7 @@ class ProMP(MetaLearner):
         """Move the parameters; the report tells whether they are to stay."""
         olds: list[list[Distribution]] = []
         for epoch in range(self.epochs):
-            parts = [
-                self._evaluated(group, olds[index] if epoch else None)
-                for index, group in enumerate(groups)
-            ]
+            parts = self._all_evaluated(groups, olds)
             loss, gradient = self._means(groups, parts)
             if not epoch:
                 olds = [part.distributions for part in parts]
@@ -141,6 +138,15 @@ class ProMP(MetaLearner):
                 return replace(report, reason=f"the gradient of epoch {epoch} is not finite")
             self._step(gradient)
         return self._judged(groups, olds, report)
+
+    def _all_evaluated(
+        self, groups: Sequence[TaskGroup], olds: Sequence[Sequence[Distribution]]
+    ) -> "list[_Evaluation]":
+        """Evaluate each group; `olds` are empty as long as nothing has moved."""
+        indices = range(len(groups))
+        return self._for_each(
+            lambda index: self._evaluated(groups[index], olds[index] if olds else None), indices
+        )
 
     def _evaluated(self, group: TaskGroup, olds: Sequence[Distribution] | None) -> "_Evaluation":
         """Evaluate the outer loss of a group and its gradient; without `olds`, on policy."""
@@ -213,7 +219,7 @@ class ProMP(MetaLearner):
         theta: Params = self._theta()
         parts = []
         if all_finite(theta.values()):
-            parts = [self._evaluated(group, old) for group, old in zip(groups, olds, strict=True)]
+            parts = self._all_evaluated(groups, olds)
         if not parts or not all(part.is_finite for part in parts):
             return replace(report, reason="the loss after the last epoch is not finite")
         num_tasks = sum(group.num_tasks for group in groups)

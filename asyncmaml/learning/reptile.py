@@ -72,7 +72,7 @@ class Reptile(MetaLearner):
         if not groups:
             return report
         theta = self._theta()
-        points = [self._points(group, theta) for group in groups]
+        points = self._for_each(lambda group: self._points(group, theta), groups)
         direction = self._mean_move(groups, points)
         report = replace(report, gradient_norm=float(direction.norm()))
         if report.gradient_norm == 0:
@@ -115,25 +115,35 @@ class Reptile(MetaLearner):
         report: UpdateReport,
     ) -> UpdateReport:
         """Fill in the losses and divergences, as far as there are phases for them."""
-        totals = torch.zeros(4, dtype=torch.float64)
-        for group, old_of in zip(groups, old_points, strict=True):
-            phases = group.phases
-            new_of = adapted(
-                self.policy,
-                group.spread(theta),
-                phases[: self.num_updates],
-                self.step_sizes,
-                self.objective,
-            )
-            with torch.no_grad():
-                for index, place in ((0, 0), (len(phases) - 1, 1)):
-                    old = self._distribution(phases[index], old_of[index])
-                    new = self._distribution(phases[index], new_of[index])
-                    totals[place] += float(mean_kl(old, new, phases[index].mask).sum())
-                totals[2] += float(likelihood_ratio_loss(old, phases[-1]))
-                totals[3] += float(likelihood_ratio_loss(new, phases[-1]))
+
+        def figures(index: int) -> torch.Tensor:
+            return self._figures(groups[index], old_points[index], theta)
+
+        totals = torch.stack(self._for_each(figures, range(len(groups)))).sum(0)
         num_tasks = sum(group.num_tasks for group in groups)
         pre_kl, kl, before, after = (totals / num_tasks).tolist()
         if len(groups[0].phases) == self.num_updates:
             kl = before = after = NOT_APPLICABLE
         return replace(report, loss_before=before, loss_after=after, kl=kl, pre_kl=pre_kl)
+
+    def _figures(
+        self, group: TaskGroup, old_points: Sequence[Params], theta: Params
+    ) -> torch.Tensor:
+        """Sums over the group's tasks: KL before and after, loss before and after, shape `(4,)`."""
+        phases = group.phases
+        new_points = adapted(
+            self.policy,
+            group.spread(theta),
+            phases[: self.num_updates],
+            self.step_sizes,
+            self.objective,
+        )
+        totals = torch.zeros(4, dtype=torch.float64)
+        with torch.no_grad():
+            for index, place in ((0, 0), (len(phases) - 1, 1)):
+                old = self._distribution(phases[index], old_points[index])
+                new = self._distribution(phases[index], new_points[index])
+                totals[place] = float(mean_kl(old, new, phases[index].mask).sum())
+            totals[2] = float(likelihood_ratio_loss(old, phases[-1]))
+            totals[3] = float(likelihood_ratio_loss(new, phases[-1]))
+        return totals

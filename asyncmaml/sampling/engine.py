@@ -17,9 +17,9 @@ import torch
 
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.errors import AsyncMAMLError, SamplerStateError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actor import Actor, to_environment
 from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import layout_of
 from asyncmaml.sampling.mailbox import Mailbox

@@ -19,6 +19,7 @@ from asyncmaml.envs.making import EnvMaker
 from asyncmaml.envs.tasks import sample_tasks, task_setter
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import NotFiniteError, SamplerStateError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.option_kinds import Real, Whole
 from asyncmaml.sampling.actions import ActionPlan, draw_actions, plan_actions
 from asyncmaml.sampling.actor import to_environment
@@ -27,7 +28,6 @@ from asyncmaml.sampling.arguments import (
     torch_device,
     usable_cores,
 )
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.noise_store import NoiseStore
 from asyncmaml.sampling.row_places import RowLayout
 from asyncmaml.sampling.sampler import EnvLike

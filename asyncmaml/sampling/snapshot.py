@@ -16,8 +16,8 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 
 from asyncmaml.errors import ParameterError, PolicyError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actions import ActionPlan
-from asyncmaml.sampling.intraop import one_intraop_thread
 
 Policy = Callable[..., Distribution]
 """`policy(observations, params=None)`, or an `nn.Module` that takes observations only."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import EpisodeError, LearningError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.learning.learner import MetaLearner
 from asyncmaml.learning.phases import Phase
 from asyncmaml.sampling.sampler import AsyncSampler
@@ -141,7 +142,9 @@ class Rollouts:
         plan: Plan,
     ) -> tuple[Phase, dict[str, Tensor] | None]:
         """Make the phase and, unless it is the last one, adapt; in the learner's thread."""
-        with self._sampler.span("adapt"):
+        # By one core: the sampler has work for all of them meanwhile, and torch's threads would
+        # wait for each other after every operation until each has had its turn.
+        with self._sampler.span("adapt"), one_intraop_thread():
             phase = self._learner.phase(episodes)
             if update == plan.num_updates:
                 return phase, None

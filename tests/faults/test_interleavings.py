@@ -29,9 +29,9 @@ from processes import PATIENCE
 from asyncmaml import BatchEpisodes
 from asyncmaml.envs.making import EnvMaker
 from asyncmaml.errors import WorkerDiedError
+from asyncmaml.intraop import one_intraop_thread
 from asyncmaml.sampling.actor import Actor, to_environment
 from asyncmaml.sampling.coordinator import Coordinator
-from asyncmaml.sampling.intraop import one_intraop_thread
 from asyncmaml.sampling.lane import Lane, RowTable
 from asyncmaml.sampling.links import Link, layout_of
 from asyncmaml.sampling.pacing import Pace
