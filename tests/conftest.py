@@ -26,6 +26,7 @@ from processes import children, descriptors, is_in_use_elsewhere, wait_until  # 
 
 from asyncmaml import BatchEpisodes  # noqa: E402
 from asyncmaml.learning.policies import MLPPolicy  # noqa: E402
+from asyncmaml.sampling.starting import safe_start  # noqa: E402
 
 # A deadline for an example, or for the drawing of one, would be a test of how busy the machine is.
 hypothesis.settings.register_profile(
@@ -129,8 +130,12 @@ def leaping_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> None:
-    """Have what multiprocessing keeps until this process ends: a server, a heap of memory."""
-    multiprocessing.get_context("forkserver").Process().start()
+    """Have what multiprocessing keeps until this process ends: a server, a heap of memory.
+
+    Started as by a sampler, so that it has loaded what every worker needs.
+    """
+    with safe_start("forkserver") as context:
+        context.Process().start()
     multiprocessing.RawArray("b", 4096)
 
 
