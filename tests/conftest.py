@@ -24,7 +24,7 @@ from faulty import CLOCK  # noqa: E402
 from oracle import PENDULUM, lockstep, policy_of  # noqa: E402  (rewritten as they are imported)
 from processes import children, descriptors, is_in_use_elsewhere, wait_until  # noqa: E402
 
-from asyncmaml import BatchEpisodes  # noqa: E402
+from asyncmaml import AsyncSampler, BatchEpisodes  # noqa: E402
 from asyncmaml.learning.policies import MLPPolicy  # noqa: E402
 from asyncmaml.sampling.starting import safe_start  # noqa: E402
 
@@ -137,6 +137,18 @@ def fork_server() -> None:
     with safe_start("forkserver") as context:
         context.Process().start()
     multiprocessing.RawArray("b", 4096)
+
+
+@pytest.fixture
+def quick_workers(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have samplers that name no method start their workers by the fork server.
+
+    For tests that are not about the start, the output or the end of a worker: a spawned one takes
+    many times as long to start, and what it does afterwards is the same.
+    """
+    defaults = AsyncSampler.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "start_method", "forkserver")
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from asyncmaml.sampling.requests import Request, Terms
 from asyncmaml.sampling.streams import Seeds
 from asyncmaml.sampling.transitions import NOBODY
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 async def test_earlier_calls_are_done_before_later_ones() -> None:
     done: list[int] = []

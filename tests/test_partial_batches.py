@@ -13,6 +13,8 @@ from processes import waiting_gates
 from asyncmaml import AsyncSampler
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError, WorkerDiedError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 @pytest.fixture(autouse=True)
 def no_episode_was_tried_before() -> None:

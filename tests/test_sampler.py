@@ -38,6 +38,8 @@ from asyncmaml import AsyncSampler, BatchEpisodes, BatchSampler
 from asyncmaml.errors import ConfigurationError, SamplerStateError
 from asyncmaml.learning.policies import MLPPolicy
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 NAVIGATION = "asyncmaml/Navigation2D-v0"
 CARTPOLE = "CartPole-v1"
 

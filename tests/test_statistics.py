@@ -21,6 +21,8 @@ from asyncmaml import AsyncSampler, Statistics
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError
 from asyncmaml.learning.policies import MLPPolicy
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 CARTPOLE = "CartPole-v1"
 
 

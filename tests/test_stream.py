@@ -12,6 +12,8 @@ from processes import until, waiting_gates
 from asyncmaml import AsyncSampler, BatchEpisodes, NormalMLPPolicy
 from asyncmaml.errors import ConfigurationError, EnvironmentFailedError, SamplerStateError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 CARTPOLE = "CartPole-v1"
 
 

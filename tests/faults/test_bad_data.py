@@ -14,6 +14,8 @@ from torch.distributions import Distribution, Independent, Normal
 from asyncmaml import AsyncSampler, policy_for_spaces
 from asyncmaml.errors import EnvironmentFailedError, OutOfSpaceError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 UNIT = Box(-1, 1, (2,), np.float32)
 BYTES = Box(0, 255, (2,), np.uint8)
 

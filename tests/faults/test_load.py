@@ -18,6 +18,8 @@ from processes import PATIENCE, children, descriptors, until
 from asyncmaml import AsyncSampler, BatchEpisodes
 from asyncmaml.errors import EnvironmentFailedError, WorkerStartError
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 async def test_large_task_crosses_the_pipe() -> None:
     table = np.random.default_rng(0).bytes(300 << 10)

@@ -22,6 +22,8 @@ from asyncmaml.errors import (
     PolicyError,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 @pytest.mark.parametrize(("num_workers", "num_rows", "num_deaths"), [(0, 3, 0), (2, 3, 2)])
 async def test_results_are_the_same_among_cancellations_failures_and_deaths(

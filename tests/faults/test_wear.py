@@ -88,7 +88,7 @@ async def open_and_close(method: Any) -> None:
 
 async def test_opening_and_closing_wears_nothing_out() -> None:
     counts = set()
-    for cycle in range(12):
+    for cycle in range(6):
         await open_and_close("spawn")
         if not cycle:  # what libraries open once is open now
             threads = going()
