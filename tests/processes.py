@@ -1,6 +1,7 @@
 """Processes, as /proc tells of them; scripts in their own ones; waiting for what others do."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -136,6 +137,30 @@ def run_script(path: Path, script: str, *args: str, warnings: str = "error") -> 
         output, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")
     return output
+
+
+def in_a_fork_each(ways: list[str]) -> str:
+    """Go on in a fork of this script for each of the ways, and return that one there.
+
+    What the script has loaded is so loaded once. The forks write into `WAY.output` and
+    `WAY.complaints`; this process ends with them, and prints their exit codes. Without ways it goes
+    on itself.
+    """
+    started = {}
+    for way in ways:
+        if pid := os.fork():
+            started[pid] = way
+            continue
+        for stream, name in enumerate(("output", "complaints"), start=1):
+            file = os.open(f"{way}.{name}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(file, stream)
+            os.close(file)
+        return way
+    if not ways:
+        return ""
+    codes = {way: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, way in started.items()}
+    print(json.dumps(codes))
+    raise SystemExit
 
 
 async def until(

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_script, start_script
+from processes import run_script
 
 from asyncmaml import TrainConfig, train
 from asyncmaml.checkpoint import Checkpoint, write_atomically
 
 # Torch is loaded once, and each save is done, and cut off, in a fork of that process.
 WRITER = """
-import json, os, resource, signal, sys
+import asyncio, json, os, resource, signal, sys
 from pathlib import Path
 
 import torch
 
-from asyncmaml import TrainConfig
+from asyncmaml import TrainConfig, train
 from asyncmaml.checkpoint import Checkpoint
 
 
@@ -76,6 +76,25 @@ def limit_files(num_bytes, action):
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
+def train_until_killed(config, folder):
+    # Dies in the moment in which a second checkpoint would take the first one's name.
+    replace = os.replace
+
+    def replace_or_die(source, target):
+        if Path(target).name == "checkpoint.pt" and Path(target).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    pid = os.fork()
+    if not pid:
+        os.replace = replace_or_die
+        asyncio.run(train(TrainConfig.from_json(config), folder))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+training = train_until_killed(*sys.argv[2:])
+
 folder = Path(sys.argv[1])
 folder.mkdir()
 path = folder / "checkpoint.pt"
@@ -86,12 +105,15 @@ size = path.stat().st_size
 counted = count_calls()
 new.save(path)
 total = counted()
-# Fewer of those that do the pickling, and each of the last ones, which sync and rename.
-moments = sorted({*range(0, total, total // 30), *range(total - 40, total)})
+# Few of those that do the pickling and of the last ones; each of those that sync and rename.
+moments = sorted(
+    {*range(0, total, total // 15), *range(total - 45, total - 20), *range(total - 20, total, 5)}
+)
 places = [0, 1, 100, size // 3, size // 2, size - 1000, size - 1]
 print(
     json.dumps(
         {
+            "training": training,
             "killed": [save_in_a_fork(lambda: count_calls(moment)) for moment in moments],
             "cut off": [
                 save_in_a_fork(lambda: limit_files(place, signal.SIG_DFL)) for place in places
@@ -102,25 +124,6 @@ print(
         }
     )
 )
-"""
-
-KILLED_IN_TRAINING = """
-import asyncio, os, signal, sys
-from pathlib import Path
-
-from asyncmaml import TrainConfig, train
-
-replace = os.replace
-
-
-def replace_or_die(source, target):
-    if Path(target).name == "checkpoint.pt" and Path(target).exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(source, target)
-
-
-os.replace = replace_or_die
-asyncio.run(train(TrainConfig.from_json(sys.argv[1]), sys.argv[2]))
 """
 
 OLD, NEW = [1], [2]
@@ -135,21 +138,26 @@ TINY = TrainConfig(
     checkpoint_interval=1,
 )
 
-Outcome = dict[str, Any]
-"""How a writer ended, the numbers in the checkpoint that can be loaded then, and other files."""
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the writer writes."""
+    return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    """Return what became of one checkpoint while the next one was written, by what ended that."""
-    place = tmp_path_factory.mktemp("checkpoints")
+def outcomes(place: Path) -> dict[str, Any]:
+    """Return what became of one checkpoint while the next one was written, by what ended that.
+
+    And how a training ended that was killed then, whose folder is `killed`.
+    """
+    arguments = str(place / "folder"), TINY.to_json(), str(place / "killed")
     # Python warns of forks where there are threads; those of torch have not begun.
-    written = run_script(place / "writer.py", WRITER, str(place / "folder"), warnings="default")
-    return dict(json.loads(written))
+    return dict(json.loads(run_script(place / "writer.py", WRITER, *arguments, warnings="default")))
 
 
 def test_writer_killed_at_any_call_leaves_the_old_checkpoint_or_the_new_one_whole(
-    outcomes: dict[str, list[Outcome]],
+    outcomes: dict[str, Any],
 ) -> None:
     killed = outcomes["killed"]
     assert {each["status"] for each in killed} == {-signal.SIGKILL}
@@ -165,27 +173,24 @@ def test_writer_killed_at_any_call_leaves_the_old_checkpoint_or_the_new_one_whol
 
 
 def test_writer_that_dies_at_any_byte_leaves_the_old_checkpoint_whole(
-    outcomes: dict[str, list[Outcome]],
+    outcomes: dict[str, Any],
 ) -> None:
     for each in outcomes["cut off"]:
         assert (each["status"], each["found"]) == (-signal.SIGXFSZ, OLD)
 
 
 def test_full_disk_raises_and_leaves_the_old_checkpoint_and_nothing_else(
-    outcomes: dict[str, list[Outcome]],
+    outcomes: dict[str, Any],
 ) -> None:
     for each in outcomes["full disk"]:
         assert each == {"status": 9, "found": OLD, "others": []}
 
 
 async def test_training_killed_while_it_writes_resumes_as_if_it_had_not_been(
-    tmp_path: Path,
+    outcomes: dict[str, Any], place: Path
 ) -> None:
-    folder = tmp_path / "killed"
-    arguments = TINY.to_json(), str(folder)
-    with start_script(tmp_path / "train.py", KILLED_IN_TRAINING, *arguments) as process:
-        _, complaints = process.communicate(timeout=50)
-    assert (process.returncode, complaints) == (-signal.SIGKILL, "")
+    folder = place / "killed"
+    assert outcomes["training"] == -signal.SIGKILL
     (stray,) = folder.glob(".checkpoint.pt.*")
     assert stray.stat().st_size > 0
     assert Checkpoint.load(folder / "checkpoint.pt").iterations == 1

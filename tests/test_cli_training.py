@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import PATIENCE, ROOT, is_alive, start_command, wait_until
 
-from asyncmaml import TrainConfig
+from asyncmaml import TrainConfig, evaluation
 from asyncmaml.checkpoint import Checkpoint
 from asyncmaml.cli import main
 from asyncmaml.cli_training_report import iteration_heading, iteration_lines
@@ -306,9 +307,13 @@ def test_training_without_matplotlib_ends_with_the_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    quick = partial(evaluation.evaluate, num_tasks=2, num_episodes=2, num_updates=1)
+    monkeypatch.setattr(evaluation, "evaluate", quick)
     folder = tmp_path / "run"
     assert main(["train", "navigation-2d", "--output", str(folder), "--quiet", *TINY]) == 0
-    assert "no pictures: drawing needs matplotlib" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "2 held-out tasks, 2 episodes each, seed 1\n" in output
+    assert "no pictures: drawing needs matplotlib" in output
 
 
 # ---- signals ----

@@ -1,6 +1,5 @@
 """Worker processes: how little they load, and what their death costs."""
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from processes import (
     ROOT,
     children,
     resident_mebibytes,
-    run_script,
 )
 
 from asyncmaml import AsyncSampler
@@ -33,62 +31,6 @@ CARTPOLE = "CartPole-v1"
 def policy() -> MLPPolicy:
     """One for CartPole."""
     return policy_of(gymnasium.make(CARTPOLE).unwrapped)
-
-
-# --- what a worker loads
-
-SCRIPT_WITHOUT_GUARD = """
-    import asyncio
-    import json
-    import sys
-
-    import torch
-
-    from asyncmaml import AsyncSampler, CategoricalMLPPolicy
-
-    print("script is run")
-
-    def make():
-        import sys
-
-        import gymnasium
-
-        class TellingEnv(gymnasium.Wrapper):
-            def sample_tasks(self, num_tasks):
-                return [None] * num_tasks
-
-            def reset_task(self, task):
-                import json, os
-
-                main = sys.modules["__main__"]
-                with open(f"{task}/{os.getpid()}", "w") as file:
-                    json.dump([sorted(sys.modules), sorted(vars(main))], file)
-
-        return TellingEnv(gymnasium.make("CartPole-v1"))
-
-    async def main():
-        async with AsyncSampler(make, num_workers=2, envs_per_worker=2) as sampler:
-            policy = CategoricalMLPPolicy(4, 2)
-            episodes = await sampler.sample(policy, batch_size=8, task=sys.argv[1])
-            assert episodes.is_complete
-
-    asyncio.run(main())
-"""
-
-
-def test_worker_loads_neither_torch_nor_asyncio_nor_a_script_without_guard(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
-    output = run_script(tmp_path / "script.py", SCRIPT_WITHOUT_GUARD, str(told))
-    assert output == "script is run\n"  # once, not in each worker
-    files = list(told.iterdir())
-    assert len(files) == 2
-    for file in files:
-        modules, names_of_main = json.loads(file.read_text())
-        roots = {module.partition(".")[0] for module in modules}
-        assert {"numpy", "gymnasium", "asyncmaml"} <= roots
-        assert not roots & {"torch", "asyncio", "aiomultiprocess", "script"}
-        assert "AsyncSampler" not in names_of_main
 
 
 async def test_worker_stays_small(policy: MLPPolicy) -> None:

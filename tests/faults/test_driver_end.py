@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import faulthandler
+import json
 import multiprocessing
 import os
 import resource
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from processes import (
     children,
     children_of,
     is_alive,
+    run_script,
     start_script,
     until,
     wait_until,
@@ -167,9 +168,11 @@ ENDLESS = """
 
     import torch
     from fakes import CountingEnv
-    from processes import children, until
+    from processes import children, in_a_fork_each, until
 
     from asyncmaml import AsyncSampler
+
+    how = in_a_fork_each(sys.argv[1:])
 
     def policy(observations):
         return torch.distributions.Categorical(logits=torch.zeros(len(observations), 2))
@@ -180,9 +183,9 @@ ENDLESS = """
         sampling = asyncio.create_task(sampler.sample(policy))
         await until(lambda: sampler.statistics.transitions >= 100)
         print(*children(), flush=True)
-        if "exit" in sys.argv:
+        if how == "exit":
             return
-        if "exit hard" in sys.argv:
+        if how == "exit hard":
             raise SystemExit(0)
         await sampling
 
@@ -197,17 +200,27 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
     return pids
 
 
-def test_driver_that_ends_without_close_ends_quietly(tmp_path: Path) -> None:
-    with ExitStack() as stack:  # at once, since each of them takes a second to load torch
-        processes = [
-            stack.enter_context(start_script(tmp_path / f"{how}.py", ENDLESS, how))
-            for how in ("exit", "exit hard")
-        ]
-        for process in processes:
-            pids = workers_of(process)
-            _, complaints = process.communicate(timeout=PATIENCE)
-            assert (process.returncode, complaints) == (0, "")
-            assert not any(map(is_alive, pids))
+def ends(folder: Path, script: str, *ways: str) -> dict[str, tuple[int, str]]:
+    """Have drivers end in some ways; return their exit codes and complaints.
+
+    No worker of theirs is left.
+    """
+    codes = json.loads(run_script(folder / "script.py", script, *ways))
+    found = {}
+    for how in ways:
+        pids = [int(pid) for pid in (folder / f"{how}.output").read_text().split()]
+        assert len(pids) >= 2, how
+        wait_until(lambda pids=pids: not any(map(is_alive, pids)))  # type: ignore[misc]
+        found[how] = codes[how], (folder / f"{how}.complaints").read_text()
+    return found
+
+
+def test_driver_that_ends_without_close_ends_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code, complaints in ends(tmp_path, ENDLESS, "exit", "exit hard").values():
+        assert (code, complaints) == (0, "")
 
 
 STUCK = """
@@ -216,9 +229,11 @@ STUCK = """
 
     from faulty import DoingEnv, DoingWhenMadeEnv
     from oracle import uniform
-    from processes import children, until
+    from processes import children, in_a_fork_each, until
 
     from asyncmaml import AsyncSampler
+
+    how = in_a_fork_each(sys.argv[1:])
 
     async def main():
         sampler = AsyncSampler(DoingEnv, num_workers=3, envs_per_worker=1, batch_size=1)
@@ -229,7 +244,7 @@ STUCK = """
         ]
         await until(lambda: sampler.statistics.transitions == 3)
         print(*children(), flush=True)
-        match sys.argv[1]:
+        match how:
             case "raises":
                 raise ArithmeticError("in the middle")
             case "exits in a callback":
@@ -245,21 +260,16 @@ STUCK = """
 """
 
 
-def test_driver_that_leaves_workers_in_an_endless_step_ends_at_once(tmp_path: Path) -> None:
-    codes = {"raises": 1, "exits in a callback": 3, "forgets": 0}
-    with ExitStack() as stack:  # at once, since each of them takes a second to load torch
-        processes = {
-            how: stack.enter_context(start_script(tmp_path / f"{how}.py", STUCK, how))
-            for how in codes
-        }
-        for how, process in processes.items():
-            pids = workers_of(process)
-            _, complaints = process.communicate(timeout=PATIENCE)
-            assert process.returncode == codes[how], how
-            assert complaints.count("Traceback") == (how == "raises"), how
-            assert complaints.endswith("ArithmeticError: in the middle\n" * (how == "raises")), how
-            assert complaints == "" or how == "raises"
-            assert not any(map(is_alive, pids)), how
+def test_driver_that_leaves_workers_in_an_endless_step_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = {"raises": 1, "exits in a callback": 3, "forgets": 0}
+    for how, (code, complaints) in ends(tmp_path, STUCK, *wanted).items():
+        assert code == wanted[how], how
+        assert complaints.count("Traceback") == (how == "raises"), how
+        assert complaints.endswith("ArithmeticError: in the middle\n" * (how == "raises")), how
+        assert complaints == "" or how == "raises"
 
 
 # --- Ctrl-C

@@ -1,6 +1,7 @@
 """How workers are started: three methods, in threads, in daemons, from scripts without guard."""
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -101,6 +102,8 @@ def test_unknown_start_method_is_refused() -> None:
 
 SCRIPT_WITHOUT_GUARD = """
     import asyncio
+    import json
+    import os
     import sys
 
     import gymnasium
@@ -114,13 +117,23 @@ SCRIPT_WITHOUT_GUARD = """
         def __init__(self):
             super().__init__(gymnasium.make("CartPole-v1"))
 
+        def sample_tasks(self, num_tasks):
+            return [None] * num_tasks
+
+        def reset_task(self, folder):
+            with open(f"{folder}/{os.getpid()}", "w") as file:
+                names = sorted(vars(sys.modules["__main__"]))
+                json.dump([sorted(sys.modules), names], file)
+
     policy = CategoricalMLPPolicy(4, 2)
 
     async def sample(method):
+        folder = f"{sys.argv[1]}/{method}"
+        os.mkdir(folder)
         async with AsyncSampler(OwnEnv, num_workers=2, start_method=method, seed=0) as sampler:
-            return await sampler.sample(policy, batch_size=8)
+            return await sampler.sample(policy, batch_size=8, task=folder)
 
-    found = [asyncio.run(sample(method)) for method in sys.argv[1:]]
+    found = [asyncio.run(sample(method)) for method in sys.argv[2:]]
     with BatchSampler(OwnEnv, num_workers=2, seed=0) as sampler:
         wanted = sampler.sample(policy, batch_size=8)
     assert len(found) == 3
@@ -129,9 +142,21 @@ SCRIPT_WITHOUT_GUARD = """
 """
 
 
-def test_script_without_guard_is_run_once_however_workers_are_started(tmp_path: Path) -> None:
-    output = run_script(tmp_path / "script.py", SCRIPT_WITHOUT_GUARD, *METHODS)
+def test_script_without_guard_is_run_once_and_not_loaded_however_workers_are_started(
+    tmp_path: Path,
+) -> None:
+    """Nor do workers load torch or asyncio; those that are forked have them of the script."""
+    output = run_script(tmp_path / "script.py", SCRIPT_WITHOUT_GUARD, str(tmp_path), *METHODS)
     assert output == "script is run\n"
+    for method in ("spawn", "forkserver"):
+        files = list((tmp_path / method).iterdir())
+        assert len(files) == 2
+        for file in files:
+            modules, names_of_main = json.loads(file.read_text())
+            roots = {module.partition(".")[0] for module in modules}
+            assert {"numpy", "gymnasium", "asyncmaml"} <= roots
+            assert not roots & {"torch", "asyncio", "aiomultiprocess", "script"}
+            assert "AsyncSampler" not in names_of_main
 
 
 # --- where a sampler may be
