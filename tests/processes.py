@@ -143,13 +143,13 @@ def in_a_fork_each(ways: list[str]) -> str:
     """Go on in a fork of this script for each of the ways, and return that one there.
 
     What the script has loaded is so loaded once. The forks write into `WAY.output` and
-    `WAY.complaints`; this process ends with them, and prints their exit codes. Without ways it goes
-    on itself.
+    `WAY.complaints`, one after the other; this process ends with the last one, and prints their
+    exit codes. Without ways it goes on itself.
     """
-    started = {}
+    codes = {}
     for way in ways:
         if pid := os.fork():
-            started[pid] = way
+            codes[way] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             continue
         for stream, name in enumerate(("output", "complaints"), start=1):
             file = os.open(f"{way}.{name}", os.O_WRONLY | os.O_CREAT)
@@ -158,7 +158,6 @@ def in_a_fork_each(ways: list[str]) -> str:
         return way
     if not ways:
         return ""
-    codes = {way: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, way in started.items()}
     print(json.dumps(codes))
     raise SystemExit
 

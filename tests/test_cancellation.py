@@ -142,7 +142,7 @@ async def test_cancelling_one_call_takes_only_its_rows(tmp_path: Path) -> None:
 async def test_cancelled_start_leaves_nothing(num_workers: int) -> None:
     """Cancelled after ever more rounds of the loop; what is left the fixture would see."""
     for rounds in (0, 1, 2, 30, 300):
-        sampler = AsyncSampler(CountingEnv, num_workers=num_workers)
+        sampler = AsyncSampler(CountingEnv, num_workers=num_workers, start_method="spawn")
         starting = asyncio.create_task(sampler.start())
         for _ in range(rounds):
             await asyncio.sleep(0)
@@ -165,7 +165,7 @@ async def test_start_cancelled_while_a_worker_makes_its_environment(tmp_path: Pa
         gates[1].read_bytes()
         return CountingEnv()
 
-    starting = asyncio.create_task(AsyncSampler(make, num_workers=1).start())
+    starting = asyncio.create_task(AsyncSampler(make, num_workers=1, start_method="spawn").start())
     await asyncio.to_thread(gates[0].read_bytes)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

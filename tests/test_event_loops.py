@@ -189,7 +189,7 @@ async def test_starting_sampling_and_closing_never_hold_the_callers_loop(
     """The best of some tries of each, since the machine has others."""
     holding = {"start", "sample", "close"}
     for _ in range(5):
-        sampler = AsyncSampler(CARTPOLE, num_workers=num_workers)
+        sampler = AsyncSampler(CARTPOLE, num_workers=num_workers, start_method="spawn")
         life: dict[str, Callable[[], Awaitable[Any]]] = {
             "start": sampler.start,
             "sample": partial(sampler.sample, policy, batch_size=150),

@@ -132,7 +132,7 @@ async def test_worker_for_which_no_descriptor_is_left_is_told() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (free[20], hard))
             with pytest.raises(WorkerStartError, match=r"open files.*\(ulimit -n\)"):
-                await AsyncSampler(CountingEnv, num_workers=8).start()
+                await AsyncSampler(CountingEnv, num_workers=8, start_method="spawn").start()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert (await sampler.sample(uniform)).is_complete  # nor does it harm another
