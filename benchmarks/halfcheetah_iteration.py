@@ -234,15 +234,18 @@ def show_limits(runs: list[Sampled], limits: MachineLimits, when: str) -> None:
         f"{sampler:.1f} in the sampler's thread, {event_loop:.1f} in the event loop's"
     )
     cores = in_words(Spread.of(each.cores_share for each in runs))
-    others = Spread.of(each.cpu.others / each.seconds for each in runs).median
-    print(f"  meanwhile it had {cores} of the cores' time; other processes took {others:.1f} cores")
+    print(f"  meanwhile it had {cores} of the cores' time")
 
 
 def show_meanwhile(iterations: list[TimedIteration]) -> None:
     """Print what the trainer says of its sampler."""
     busy = in_words(_logged(iterations, "sampler_worker_busy_share"))
     rows = _logged(iterations, "sampler_rows_per_tick").median
-    print(f"  workers were in environments {busy} of the time; {rows:.0f} rows a tick")
+    others = Spread.of(each.sampled.cpu.others / each.row["seconds"] for each in iterations).median
+    print(
+        f"  workers were in environments {busy} of the time; {rows:.0f} rows a tick; other "
+        f"processes took {others:.1f} cores"
+    )
 
 
 def show_memory(between: BetweenIterations) -> None:

@@ -99,7 +99,10 @@ def elsewhere() -> Iterator[_Elsewhere]:
     other.close()
 
 
-async def test_what_one_pass_posts_arrives_together(elsewhere: _Elsewhere) -> None:
+async def test_what_one_pass_posts_arrives_together(
+    elsewhere: _Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncmaml.sampling.mailbox.LONGEST_HOLD", PATIENCE)
     loop, came = asyncio.get_running_loop(), asyncio.Event()
     bursts: list[list[int]] = []
     taken: list[int] = []
@@ -115,6 +118,11 @@ async def test_what_one_pass_posts_arrives_together(elsewhere: _Elsewhere) -> No
 
     async def post(number: int) -> None:
         elsewhere.mailbox.post_in_pass(loop, take, number)
+        if number == 10:  # in the middle the other loop has time enough
+            there_and_back = threading.Event()
+            elsewhere.loop.call_soon_threadsafe(there_and_back.set)
+            assert there_and_back.wait(PATIENCE)
+            assert not taken
 
     await asyncio.gather(*(post(number) for number in range(20)))
     await asyncio.wait_for(came.wait(), PATIENCE)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from asyncmaml.episodes import BatchEpisodes
 from asyncmaml.errors import ConfigurationError, LearningError, OffPolicyError
+from asyncmaml.learning import policies
 from asyncmaml.learning.adaptation import adapt, distribution_of, trainable_names
 from asyncmaml.learning.baseline import LinearFeatureBaseline
 from asyncmaml.learning.groups import STACK_BELOW_ROWS, TaskGroup, group_tasks
@@ -120,9 +121,6 @@ class MetaLearner(ABC):
         self._stack_below_rows: int = Whole(0).check("stack_below_rows", stack_below_rows)
         if not getattr(policy, "accepts_stacked_params", False):
             self._stack_below_rows = 0
-        is_on_cpu = all(parameter.is_cpu for parameter in policy.parameters())
-        # Another module may keep something of a call, and functional_call changes it for a while.
-        self._for_each: ForEach = at_once if is_plain_mlp(policy) and is_on_cpu else in_turn
 
     # ---- before the update ----
 
@@ -239,6 +237,11 @@ class MetaLearner(ABC):
         report = UpdateReport(False, reason, skipped_tasks=len(problems))
         return group_tasks(usable, stack_below_rows=self._stack_below_rows), report
 
+    @property
+    def _for_each(self) -> ForEach:
+        """How a function is called for each group of tasks."""
+        return at_once if _may_be_called_at_once(self.policy) else in_turn
+
     def _theta(self) -> dict[str, Tensor]:
         """The policy's own parameters as constants; they share its memory."""
         return {name: parameter.detach() for name, parameter in self.policy.named_parameters()}
@@ -273,3 +276,17 @@ class MetaLearner(ABC):
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number of every tensor is finite."""
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _may_be_called_at_once(policy: nn.Module) -> bool:
+    """Whether several threads may call the policy, and that is of use.
+
+    A module or a hook of one's own may keep something of a call, and `functional_call` changes a
+    module for a while.
+    """
+    is_ours = is_plain_mlp(policy) and type(policy).__module__ == policies.__name__
+    return (
+        is_ours
+        and all(parameter.is_cpu for parameter in policy.parameters())
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in policy.modules())
+    )

@@ -6,8 +6,9 @@ turn. Tasks need to meet only where they are summed up. The outer step of Naviga
 paper's set-up (20 tasks, 2 cores): 3.4 s where torch's own threads take 3.9 s; beside a process
 that computes on one of the cores 4.4 to 6.2 s for 11 to 12 s; beside a test suite 6 s for 20 to 64.
 
-Each task is computed by one thread, and who sums up does so in the order of the tasks. So with one
-intra-op thread each, the result does not depend on the number of threads.
+Who sums up does so in the order of the tasks, so it does not show which thread took which task. The
+number of threads may show in the last bits as it always did: large tasks that are fewer than the
+cores, and the long vectors of who sums up, are torch's to split.
 """
 
 from collections.abc import Callable, Sequence

@@ -120,8 +120,8 @@ class PolicySnapshot:
 
 def _are_alike(left: PolicySnapshot, right: PolicySnapshot) -> bool:
     """Whether two copies of a module are the same but for parameters and buffers."""
-    if not isinstance(left.policy, nn.Module) or not isinstance(right.policy, nn.Module):
-        return left.policy is right.policy
+    assert isinstance(left.policy, nn.Module)
+    assert isinstance(right.policy, nn.Module)
     try:
         return _attributes(left.policy) == _attributes(right.policy)
     except Exception:  # attributes that cannot be compared
@@ -189,7 +189,7 @@ def _snapshot(params: Mapping[str, Tensor], device: torch.device) -> dict[str, T
 def _copy(module: nn.Module, device: torch.device) -> nn.Module:
     try:
         with one_intraop_thread():
-            return copy.deepcopy(module).to(device)
+            own = copy.deepcopy(module)
     except Exception as error:
         message = (
             f"{type(module).__name__} could not be copied ({error}); the sampler needs a copy of "
@@ -197,6 +197,7 @@ def _copy(module: nn.Module, device: torch.device) -> nn.Module:
             "its attributes, or give forward a second argument params=None"
         )
         raise PolicyError(message) from error
+    return own.to(device)
 
 
 def _check_params(policy: Policy, params: Mapping[str, Tensor], is_functional: bool) -> None:

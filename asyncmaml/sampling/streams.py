@@ -99,7 +99,7 @@ class _Source:
 class EpisodeStreams:
     """The streams of one request.
 
-    Made in the caller's thread, drawn from in the sampler's alone.
+    All streams of a `Seeds` share a generator: only one thread may draw from them.
 
     Args:
         key: Two words; see `Seeds`.
