@@ -143,13 +143,16 @@ def in_a_fork_each(ways: list[str]) -> str:
     """Go on in a fork of this script for each of the ways, and return that one there.
 
     What the script has loaded is so loaded once. The forks write into `WAY.output` and
-    `WAY.complaints`, one after the other; this process ends with the last one, and prints their
-    exit codes. Without ways it goes on itself.
+    `WAY.complaints`, one after the other; this process ends with the last one, and prints of each
+    its exit code and which of the processes that its output names were alive when it had ended.
+    Without ways it goes on itself.
     """
-    codes = {}
+    ended = {}
     for way in ways:
         if pid := os.fork():
-            codes[way] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            named = map(int, Path(f"{way}.output").read_text().split())
+            ended[way] = code, [child for child in named if is_alive(child)]
             continue
         for stream, name in enumerate(("output", "complaints"), start=1):
             file = os.open(f"{way}.{name}", os.O_WRONLY | os.O_CREAT)
@@ -158,7 +161,7 @@ def in_a_fork_each(ways: list[str]) -> str:
         return way
     if not ways:
         return ""
-    print(json.dumps(codes))
+    print(json.dumps(ended))
     raise SystemExit
 
 

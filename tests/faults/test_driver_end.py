@@ -203,15 +203,15 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
 def ends(folder: Path, script: str, *ways: str) -> dict[str, tuple[int, str]]:
     """Have drivers end in some ways; return their exit codes and complaints.
 
-    No worker of theirs is left.
+    When one has ended no worker of its is left.
     """
-    codes = json.loads(run_script(folder / "script.py", script, *ways))
+    ended = json.loads(run_script(folder / "script.py", script, *ways))
     found = {}
     for how in ways:
-        pids = [int(pid) for pid in (folder / f"{how}.output").read_text().split()]
-        assert len(pids) >= 2, how
-        wait_until(lambda pids=pids: not any(map(is_alive, pids)))  # type: ignore[misc]
-        found[how] = codes[how], (folder / f"{how}.complaints").read_text()
+        code, alive = ended[how]
+        assert len((folder / f"{how}.output").read_text().split()) >= 2, how
+        assert not alive, how
+        found[how] = code, (folder / f"{how}.complaints").read_text()
     return found
 
 
@@ -236,13 +236,13 @@ STUCK = """
     how = in_a_fork_each(sys.argv[1:])
 
     async def main():
-        sampler = AsyncSampler(DoingEnv, num_workers=2, envs_per_worker=1, batch_size=1)
+        sampler = AsyncSampler(DoingEnv, num_workers=3, envs_per_worker=1, batch_size=1)
         await sampler.start()
         stuck = [
             asyncio.create_task(sampler.sample(uniform, task={"deed": deed}))
-            for deed in ("hang_with_the_gil", "loop")
+            for deed in ("hang_with_the_gil", "loop", "hang_with_the_gil")
         ]
-        await until(lambda: sampler.statistics.transitions == 2)
+        await until(lambda: sampler.statistics.transitions == 3)
         print(*children(), flush=True)
         match how:
             case "raises":
