@@ -36,7 +36,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -163,8 +163,8 @@ def main() -> None:
     print(f"{PRESET}: {size} x {config.max_episode_steps} steps{fewer}, seed {config.seed}")
     raw_seconds = 0.5 if arguments.quick else 3.0
     with (
-        MachineLimits(WORKLOAD, config, raw_seconds) as limits,
-        MachineLimits(WORKLOAD, config, raw_seconds) as limits_alone,
+        closing(MachineLimits(WORKLOAD, config, raw_seconds)) as limits,
+        closing(MachineLimits(WORKLOAD, config, raw_seconds)) as limits_alone,
     ):
         alone = asyncio.run(sampled_alone(config, arguments.iterations, limits_alone))
         with tempfile.TemporaryDirectory() as folder:

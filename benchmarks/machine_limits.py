@@ -1,8 +1,5 @@
 """What the machine can do of a workload, measured again and again between other measurements."""
 
-from types import TracebackType
-from typing import Self
-
 import torch
 from comparison import Limit
 from policy_cost import measure_policy
@@ -45,15 +42,8 @@ class MachineLimits:
             init_std=config.init_std,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the environment that the policy was made for."""
         self._env.close()
 
     @property
